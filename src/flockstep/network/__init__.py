@@ -1,0 +1,5 @@
+"""Links and what it costs to move tensors over them. Pure arithmetic: imports nothing else of Flockstep."""
+
+from flockstep.network.links import PRESETS, Link, Network
+
+__all__ = ["PRESETS", "Link", "Network"]

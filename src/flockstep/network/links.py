@@ -1,0 +1,76 @@
+"""Links, networks of one or two tiers, and the named presets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flockstep.errors import unknown_name
+from flockstep.fields import require, require_integer, require_number
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection that needs `latency_seconds` plus the time for the bytes, for each message."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        require_number("latency_seconds", self.latency_seconds)
+        require_number("bytes_per_second", self.bytes_per_second)
+        finite = math.isfinite(self.latency_seconds) and self.latency_seconds >= 0
+        require(finite, "latency_seconds", "be finite and at least 0", self.latency_seconds)
+        require(self.bytes_per_second > 0, "bytes_per_second", "be above 0", self.bytes_per_second)
+
+    def seconds(self, nbytes: float) -> float:
+        """α + nβ: one message of `nbytes`."""
+        return self.latency_seconds + nbytes / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class Network(Link):
+    """The link between any two workers, with an optional faster tier inside households.
+
+    With `inside` and `household_size`, ranks 0 … G−1 are the first household, G … 2G−1 the second, and so on.
+    A call among workers of one household runs on `inside`; every other call runs on the outer link.
+
+        fs.Network(latency_seconds=1e-4, bytes_per_second=125e6)
+        fs.Network(1e-2, 12.5e6, inside=fs.Network.preset("lan-10g"), household_size=8)
+    """
+
+    inside: Link | None = None
+    household_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        together = (self.inside is None) == (self.household_size is None)
+        require(together, "household_size", "be given together with 'inside'", self.household_size)
+        if self.household_size is not None:
+            require_integer("household_size", self.household_size, 1)
+
+    @classmethod
+    def preset(cls, name: str) -> Network:
+        """A named network: nominal figures of a class of hardware, not a measurement of any."""
+        if name not in PRESETS:
+            raise unknown_name("network", name, PRESETS)
+        return PRESETS[name]
+
+    def between(self, ranks: Sequence[int]) -> Link:
+        """The link that a call among `ranks` runs on: that of the slowest pair."""
+        if self.inside is None or self.household_size is None:
+            return self
+        households = {rank // self.household_size for rank in ranks}
+        return self.inside if len(households) == 1 else self
+
+
+PRESETS: dict[str, Network] = {
+    "ideal": Network(0.0, math.inf),
+    "infiniband-200g": Network(2e-6, 25e9),
+    "lan-100g": Network(1e-5, 12.5e9),
+    "lan-10g": Network(5e-5, 1.25e9),
+    "lan-1g": Network(1e-4, 125e6),
+    "wifi": Network(3e-3, 25e6),
+    "wan-100m": Network(3e-2, 12.5e6),
+}
