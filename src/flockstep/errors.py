@@ -76,11 +76,12 @@ def worker_error(rank: int, error: BaseException) -> FlockstepError:
     if isinstance(error, FlockstepError):
         return error
     message = f"rank {rank} raised {type(error).__name__}: {error}"
-    combined: WorkerError
-    try:
-        combined = type("WorkerError", (WorkerError, type(error)), {"__module__": __name__})(message)
-    except TypeError:  # a type whose constructor or memory layout does not go with ours, or not an Exception
-        combined = WorkerError(message)
+    combined = WorkerError(message)
+    if isinstance(error, Exception):  # SystemExit must not end the caller
+        try:
+            combined = type("WorkerError", (WorkerError, type(error)), {"__module__": __name__})(message)
+        except TypeError:
+            pass  # its constructor or memory layout does not go with ours: the plain WorkerError says all
     combined.rank = rank
     combined.__cause__ = error
     return combined

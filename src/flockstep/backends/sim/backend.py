@@ -1,0 +1,132 @@
+"""Starts simulated workers as threads of this process and sees that all of them end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flockstep.backends.base import Backend, Program, Watcher
+from flockstep.backends.sim.comm import Group, SimComm
+from flockstep.backends.sim.compute import Compute
+from flockstep.backends.sim.randomness import CatchDraws, RandomStreams
+from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
+from flockstep.comm import Meter
+from flockstep.errors import worker_error
+from flockstep.fields import require_choice, require_integer
+from flockstep.network import Network
+
+LOOK_SECONDS = 0.1
+PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as daemon threads
+
+
+@dataclass(frozen=True)
+class Simulator(Backend):
+    """Workers in virtual time. `lanes` of them compute side by side (None: one for each core)."""
+
+    network: Network = Network.preset("lan-1g")
+    compute: Compute = Compute()
+    lanes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.lanes is not None:
+            require_integer("lanes", self.lanes, 1)
+
+    def run(
+        self,
+        program: Program,
+        workers: int,
+        *,
+        seed: int = 0,
+        on_failure: str = "stop",
+        watch: Watcher | None = None,
+    ) -> list[Any]:
+        require_choice("on_failure", on_failure, ("stop",))
+        simulation = _Simulation(self, program, workers, seed)
+        threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
+        # One intra-op thread a worker: results must not depend on how many lanes there are.
+        torch.set_num_threads(1)
+        try:
+            return simulation.run(watch)
+        finally:
+            torch.set_num_threads(threads_before)
+            torch.set_rng_state(random_before)
+
+
+class _Simulation:
+    """One run: its threads, their results, the first failure."""
+
+    def __init__(self, backend: Simulator, program: Program, workers: int, seed: int) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._lanes = min(backend.lanes or cores, workers)
+        self._streams = RandomStreams(seed, workers)
+        self._scheduler = Scheduler(workers, self._lanes, self._streams)
+        self._program = program
+        self._results: list[Any] = [None] * workers
+        self._failed_rank = 0
+        ranks = tuple(range(workers))
+        world = Group(ranks, backend.network.between(ranks))
+        self._comms = [
+            SimComm(
+                self._scheduler, world, rank, seed, backend.network, backend.compute.stopwatch(seed, rank), Meter()
+            )
+            for rank in ranks
+        ]
+
+    def run(self, watch: Watcher | None) -> list[Any]:
+        scheduler = self._scheduler
+        for slot in scheduler.slots:
+            slot.thread = threading.Thread(
+                target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True
+            )
+            slot.thread.start()
+        try:
+            scheduler.start()
+            while not scheduler.finished.wait(LOOK_SECONDS) and scheduler.error is None:
+                if watch:
+                    watch([slot.steps for slot in scheduler.slots])
+        except BaseException as error:  # Ctrl-C, or the watcher failed: the workers must not go on alone
+            scheduler.fail(error)
+            raise
+        finally:
+            self._join()
+        if scheduler.error is not None:
+            raise worker_error(self._failed_rank, scheduler.error) from scheduler.error.__cause__
+        if watch:
+            watch([slot.steps for slot in scheduler.slots])
+        return self._results
+
+    def _work(self, slot: Slot) -> None:
+        """The body of a worker's thread."""
+        scheduler, comm = self._scheduler, self._comms[slot.rank]
+        error: BaseException | None = None
+        try:
+            scheduler.begin(slot)
+            comm.start_stopwatch()
+            if self._lanes > 1:
+                with CatchDraws(self._streams, slot.rank):
+                    self._results[slot.rank] = self._program(comm)
+            else:
+                self._results[slot.rank] = self._program(comm)
+        except BaseException as raised:  # whatever ended the program ends the run, and is raised by it
+            error = raised
+            if scheduler.error is None and not isinstance(raised, Cancelled):
+                self._failed_rank = slot.rank
+        scheduler.end(slot, error)
+
+    def _join(self) -> None:
+        """See every thread off. One that is deep in its own computing is interrupted, then left behind."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for slot in self._scheduler.slots:
+            thread = slot.thread
+            while thread is not None and thread.is_alive() and time.monotonic() < deadline:
+                thread.join(LOOK_SECONDS)
+                if thread.is_alive() and thread.ident is not None:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread.ident), ctypes.py_object(Cancelled)
+                    )

@@ -1,0 +1,250 @@
+"""The simulator's `Comm`: tensors are handed over in memory, their cost is added to clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flockstep.backends.sim.compute import Stopwatch
+from flockstep.backends.sim.scheduler import TICKS_PER_SECOND, Scheduler, Slot, to_ticks
+from flockstep.backends.sim.shared import Home, SimShared
+from flockstep.comm import Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.errors import MismatchError
+from flockstep.network import Link, Network, costs
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One worker's part in a collective: what it calls, with what, at what cost."""
+
+    slot: Slot
+    call: str
+    tensor: Tensor
+    settle: Callable[[list[Tensor]], Any]
+    seconds: Callable[[int], float]
+
+
+@dataclass
+class Group:
+    """What the members of one comm share."""
+
+    ranks: tuple[int, ...]  # in the world
+    link: Link
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    outcomes: dict[int, Any] = field(default_factory=dict)
+    mail: dict[tuple[int, int], deque[tuple[Tensor, int]]] = field(default_factory=dict)  # by (sender, receiver)
+    receivers: dict[tuple[int, int], tuple[Slot, Tensor]] = field(default_factory=dict)
+    exchanges: dict[tuple[int, int], tuple[Slot, Tensor, Tensor]] = field(default_factory=dict)
+    homes: dict[str, Home] = field(default_factory=dict)
+
+
+class SimComm(Comm):
+    """A simulated worker's handle on its group."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        group: Group,
+        rank: int,
+        seed: int,
+        network: Network,
+        stopwatch: Stopwatch,
+        meter: Meter,
+    ) -> None:
+        self.rank = rank
+        self.size = len(group.ranks)
+        self.seed = seed
+        self.meter = meter
+        self._scheduler = scheduler
+        self._group = group
+        self._slot = scheduler.slots[group.ranks[rank]]
+        self._network = network
+        self._stopwatch = stopwatch
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._slot.clock / TICKS_PER_SECOND
+
+    def start_stopwatch(self) -> None:
+        self._stopwatch.start()
+
+    def elapse(self, seconds: float | None = None) -> None:
+        ticks = to_ticks(self._stopwatch.step_seconds() if seconds is None else seconds)
+        self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
+
+    # --- groups and shared tensors ----------------------------------------------------------------------------
+
+    def split(self, color: int) -> SimComm:
+        def settle(colors: list[Tensor]) -> dict[int, Group]:
+            groups = {}
+            for each in sorted({int(value) for value in colors}):
+                ranks = tuple(
+                    world for world, value in zip(self._group.ranks, colors, strict=True) if int(value) == each
+                )
+                groups[each] = Group(ranks, self._network.between(ranks))
+            return groups
+
+        group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
+        rank = group.ranks.index(self._slot.rank)
+        return SimComm(
+            self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
+        )
+
+    def shared(self, name: str, like: Tensor) -> SharedTensor:
+        def settle(values: list[Tensor]) -> Home:
+            if name not in self._group.homes:
+                self._group.homes[name] = Home(values[0].clone(), self._group.link, self.size)
+            return self._group.homes[name]
+
+        call = f"shared({name!r}) of {signature(like)}"
+        home = self._collective(call, like.detach(), settle, lambda _: 0.0)
+        return SimShared(name, home, self._scheduler, self._slot, self.rank, self.meter)
+
+    # --- collectives ------------------------------------------------------------------------------------------
+
+    def _collective(
+        self,
+        call: str,
+        tensor: Tensor,
+        settle: Callable[[list[Tensor]], Any],
+        seconds: Callable[[int], float],
+    ) -> Any:
+        """Meet all members in `call`; the last to arrive runs `settle` on all tensors, for all of them."""
+        group, rank = self._group, self.rank
+        if self.meter.paused:
+            seconds = _free
+        mine = Arrival(self._slot, call, tensor, settle, seconds)
+        self._scheduler.meet(self._slot, call, lambda: self._arrive(mine))
+        return group.outcomes.pop(rank)
+
+    def _arrive(self, mine: Arrival) -> None:
+        group = self._group
+        for rank, other in group.arrivals.items():
+            if other.call != mine.call:
+                raise MismatchError(
+                    f"rank {group.ranks[rank]} called {other.call}, rank {mine.slot.rank} called {mine.call}"
+                )
+        group.arrivals[self.rank] = mine
+        if len(group.arrivals) < self.size:
+            return
+        arrivals = [group.arrivals[rank] for rank in range(self.size)]
+        group.arrivals.clear()
+        outcome = mine.settle([each.tensor for each in arrivals])
+        largest = max(each.tensor.nbytes for each in arrivals)
+        end = max(each.slot.clock for each in arrivals) + to_ticks(mine.seconds(largest))
+        for rank, each in enumerate(arrivals):
+            group.outcomes[rank] = outcome
+            self._scheduler.wake(each.slot, end)
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        def settle(parts: list[Tensor]) -> Tensor:
+            result = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+            reduce_in_rank_order(parts, op, out=result)
+            return result
+
+        call = f"all_reduce({op}) of {signature(tensor)}"
+        link, size = self._group.link, self.size
+        result = self._collective(
+            call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes)
+        )
+        tensor.copy_(result)
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        call = f"all_gather of {tensor.dtype}"
+        link, size = self._group.link, self.size
+        parts = self._collective(
+            call,
+            tensor,
+            lambda parts: [part.clone() for part in parts],
+            lambda nbytes: costs.all_gather_seconds(link, size, nbytes),
+        )
+        return [part.clone() for part in parts]
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        call = f"broadcast from {root} of {signature(tensor)}"
+        link, size = self._group.link, self.size
+        result = self._collective(
+            call,
+            tensor,
+            lambda parts: parts[root].clone(),
+            lambda nbytes: costs.broadcast_seconds(link, size, nbytes),
+        )
+        if self.rank != root:
+            tensor.copy_(result)
+
+    def _barrier(self) -> None:
+        link, size = self._group.link, self.size
+        self._collective("barrier", torch.empty(0), lambda _: None, lambda _: costs.barrier_seconds(link, size))
+
+    # --- two workers ------------------------------------------------------------------------------------------
+
+    def _send(self, tensor: Tensor, peer: int) -> None:
+        group, slot, key = self._group, self._slot, (self.rank, peer)
+
+        def post() -> None:
+            slot.clock += self._message_ticks(tensor, peer)
+            group.mail.setdefault(key, deque()).append((tensor.clone(), slot.clock))
+            self._deliver(key)
+
+        self._scheduler.go_on(post)
+
+    def _recv(self, tensor: Tensor, peer: int) -> None:
+        group, key = self._group, (peer, self.rank)
+
+        def wait() -> None:
+            group.receivers[key] = (self._slot, tensor)
+            self._deliver(key)
+
+        self._scheduler.meet(self._slot, f"recv from rank {group.ranks[peer]}", wait)
+
+    def _deliver(self, key: tuple[int, int]) -> None:
+        """Hand the oldest message of (sender, receiver) over, if there is one and somebody waits for it."""
+        group = self._group
+        if group.mail.get(key) and key in group.receivers:
+            message, ticks = group.mail[key].popleft()
+            slot, out = group.receivers.pop(key)
+            self._require_alike(key[0], message, key[1], out)
+            out.copy_(message.reshape(out.shape))
+            self._scheduler.wake(slot, max(slot.clock, ticks))
+
+    def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        group, slot = self._group, self._slot
+        received = torch.empty_like(tensor)
+
+        def meet() -> None:
+            if (peer, self.rank) not in group.exchanges:
+                group.exchanges[self.rank, peer] = (slot, tensor, received)
+                return
+            other, theirs, out = group.exchanges.pop((peer, self.rank))
+            self._require_alike(peer, theirs, self.rank, tensor)
+            out.copy_(tensor.reshape(out.shape))
+            received.copy_(theirs.reshape(received.shape))
+            end = max(slot.clock, other.clock) + self._message_ticks(tensor, peer)
+            self._scheduler.wake(slot, end)
+            self._scheduler.wake(other, end)
+
+        self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
+        return received
+
+    def _message_ticks(self, tensor: Tensor, peer: int) -> int:
+        if self.meter.paused:
+            return 0
+        link = self._network.between((self._slot.rank, self._group.ranks[peer]))
+        return to_ticks(costs.message_seconds(link, tensor.nbytes))
+
+    def _require_alike(self, sender: int, sent: Tensor, receiver: int, expected: Tensor) -> None:
+        if signature(sent) != signature(expected):
+            ranks = self._group.ranks
+            raise MismatchError(
+                f"rank {ranks[sender]} sent {signature(sent)}, rank {ranks[receiver]} expected {signature(expected)}"
+            )
+
+
+def _free(_: int) -> float:
+    return 0.0

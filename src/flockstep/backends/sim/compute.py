@@ -1,0 +1,68 @@
+"""How long a worker's training step takes in virtual time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flockstep.fields import require, require_integer, require_number
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds per training step: `seconds` × the factor of a slow rank × log-normal jitter of mean 1.
+
+    `jitter` is the standard deviation of the logarithm; its draws depend on (seed, rank) alone.
+
+        fs.Compute(seconds=0.02, jitter=0.1, slow={3: 2.0})   # rank 3 takes twice as long
+        fs.Compute.measured()                                 # the real CPU time of each step: not repeatable
+    """
+
+    seconds: float = 0.01
+    jitter: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "jitter"):
+            value = getattr(self, name)
+            require_number(name, value)
+            require(math.isfinite(value) and value >= 0, name, "be finite and at least 0", value)
+        for rank, factor in self.slow.items():
+            require_integer("slow", rank, 0)
+            require(math.isfinite(factor) and factor > 0, "slow", "map ranks to factors above 0", self.slow)
+
+    @classmethod
+    def measured(cls) -> Compute:
+        """Charge each step with the CPU time that it really took."""
+        return cls(is_measured=True)
+
+    def stopwatch(self, seed: int, rank: int) -> Stopwatch:
+        return Stopwatch(self, seed, rank)
+
+
+class Stopwatch:
+    """One worker's stream of step times. Its methods are called on the worker's own thread."""
+
+    def __init__(self, compute: Compute, seed: int, rank: int) -> None:
+        self._compute = compute
+        self._seconds = compute.seconds * compute.slow.get(rank, 1.0)
+        self._random = np.random.default_rng([seed, rank, 0x5EC0]) if compute.jitter else None
+        self._mark = 0.0
+
+    def start(self) -> None:
+        self._mark = time.thread_time()
+
+    def step_seconds(self) -> float:
+        """The seconds of the step that has just been computed."""
+        if self._compute.is_measured:
+            before, self._mark = self._mark, time.thread_time()
+            return self._mark - before
+        if self._random is None:
+            return self._seconds
+        sigma = self._compute.jitter
+        return self._seconds * math.exp(sigma * self._random.standard_normal() - sigma * sigma / 2)

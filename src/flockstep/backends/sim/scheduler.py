@@ -1,0 +1,216 @@
+"""Who runs next: worker threads, a baton for each lane, and virtual time.
+
+Every worker is a thread. It runs until its next call to the comm, hands the call to the scheduler and sleeps at its
+gate until the call has an outcome. There is no scheduler thread: whoever makes a call runs `_advance` under the
+mutex, which opens the gates of those who may go on. Two kinds of calls exist:
+
+- *ordered* calls touch state that anybody may touch (shared tensors). They are applied strictly in the order of
+  (virtual time, rank): a call waits until no other worker can still come before it. A worker that runs, or may run,
+  can make no call earlier than its own clock, so its clock bounds what may be applied.
+- *meeting* calls (collectives, messages) touch only the tensors of those who take part, all of whom sleep. They are
+  settled as soon as the last of them arrives; the virtual time of the outcome follows from the clocks alone.
+
+So the outcome depends on clocks and ranks, never on how threads were scheduled or how many lanes there are. Time is
+counted in whole attoseconds: sums are exact, and ties are ties.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from flockstep.backends.base import source_line
+from flockstep.backends.sim.randomness import RandomStreams
+from flockstep.errors import DeadlockError, FlockstepError
+
+TICKS_PER_SECOND = 10**18
+
+
+def to_ticks(seconds: float) -> int:
+    return round(seconds * TICKS_PER_SECOND)
+
+
+class Cancelled(BaseException):
+    """Unwinds a worker's program when the run has failed elsewhere. Not an error of its own."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """What the scheduler knows of one worker."""
+
+    rank: int
+    clock: int = 0
+    steps: int = 0
+    state: str = "ready"  # ready | running | ordered | waiting | done
+    call: str = "start"
+    gate: threading.Lock = field(default_factory=threading.Lock)
+    thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.acquire()
+
+
+class Scheduler:
+    """Runs at most `lanes` workers at a time, in an order that virtual time alone decides."""
+
+    def __init__(self, workers: int, lanes: int, streams: RandomStreams) -> None:
+        self.slots = [Slot(rank) for rank in range(workers)]
+        self.mutex = threading.RLock()
+        self.error: BaseException | None = None
+        self.finished = threading.Event()
+        self._lanes = lanes
+        self._streams = streams
+        self._running: set[Slot] = set()
+        self._ready: list[tuple[int, int]] = []  # heap of (clock, rank)
+        self._ordered: list[tuple[int, int, Callable[[], int | None]]] = []  # heap; one entry a worker at most
+        self._unfinished = workers
+
+    # --- called by workers, on their own threads --------------------------------------------------------------
+
+    def begin(self, slot: Slot) -> None:
+        """Wait for the first turn."""
+        self._sleep(slot)
+
+    def ordered(self, slot: Slot, call: str, apply: Callable[[], int | None]) -> None:
+        """Have `apply` run when it is this call's turn. It returns when the caller may go on, in ticks, or None
+        if somebody else will `wake` the caller."""
+        with self.mutex:
+            self._leave(slot, call, "ordered")
+            heapq.heappush(self._ordered, (slot.clock, slot.rank, apply))
+            self._advance()
+        self._sleep(slot)
+
+    def meet(self, slot: Slot, call: str, arrive: Callable[[], None]) -> None:
+        """Run `arrive`, which wakes those who need wait no longer, the caller among them or not."""
+        with self.mutex:
+            self._leave(slot, call, "waiting")
+            arrive()
+            self._advance()
+        self._sleep(slot)
+
+    def go_on(self, act: Callable[[], None]) -> None:
+        """Run `act`, which may wake others, without giving the baton away."""
+        self.check()
+        with self.mutex:
+            act()
+            self._advance()
+
+    def elapse(self, slot: Slot, ticks: int, is_step: bool) -> None:
+        """Move the worker's clock on. Others may now come before it."""
+        self.check()
+        slot.clock += ticks
+        slot.steps += is_step
+        if self._lanes == 1:
+            return
+        with self.mutex:
+            if slot.steps == 1 and all(other.steps or other.state == "done" for other in self.slots):
+                self._streams.open_lanes(slot.rank)
+            self._advance()
+
+    def end(self, slot: Slot, error: BaseException | None) -> None:
+        """The worker's program has returned or raised."""
+        with self.mutex:
+            if error is not None and not isinstance(error, Cancelled):
+                self.fail(error)
+            self._running.discard(slot)
+            slot.state = "done"
+            self._unfinished -= 1
+            if self._unfinished == 0:
+                self.finished.set()
+            self._advance()
+
+    def check(self) -> None:
+        """Leave the program if the run has failed."""
+        if self.error is not None:
+            raise Cancelled
+
+    # --- called under the mutex -------------------------------------------------------------------------------
+
+    def wake(self, slot: Slot, ticks: int) -> None:
+        """The call of `slot` has its outcome at time `ticks`."""
+        slot.clock = ticks
+        slot.state = "ready"
+        heapq.heappush(self._ready, (slot.clock, slot.rank))
+
+    def fail(self, error: BaseException) -> None:
+        """End the run: every sleeping worker wakes and unwinds. The first failure is the one that counts."""
+        with self.mutex:
+            if self.error is None:
+                self.error = error
+            self._ready.clear()
+            self._ordered.clear()
+            for slot in self.slots:
+                if slot.state in ("ready", "ordered", "waiting"):
+                    self._run(slot)
+
+    def start(self) -> None:
+        with self.mutex:
+            for slot in self.slots:
+                self.wake(slot, 0)
+            self._advance()
+
+    def _leave(self, slot: Slot, call: str, state: str) -> None:
+        self.check()
+        slot.call = call
+        slot.state = state
+        self._running.discard(slot)
+        self._streams.leave(slot.rank)
+
+    def _sleep(self, slot: Slot) -> None:
+        slot.gate.acquire()
+        self.check()
+        self._streams.enter(slot.rank)
+
+    def _run(self, slot: Slot) -> None:
+        slot.state = "running"
+        self._running.add(slot)
+        slot.gate.release()
+
+    def _advance(self) -> None:
+        """Apply every ordered call whose turn it is, fill the lanes, and notice when nobody can go on."""
+        lanes = self._lanes if self._streams.lanes_are_open else 1
+        while self.error is None:
+            if self._ordered and self._is_first(self._ordered[0][:2]):
+                _, rank, apply = heapq.heappop(self._ordered)
+                slot = self.slots[rank]
+                try:
+                    ticks = apply()
+                except FlockstepError as error:
+                    self.fail(error)
+                    return
+                slot.state = "waiting"
+                if ticks is not None:
+                    self.wake(slot, ticks)
+            elif self._ready and len(self._running) < lanes:
+                self._run(self.slots[heapq.heappop(self._ready)[1]])
+            else:
+                break
+        if self.error is None and not self._running and not self._ready and self._unfinished:
+            self.fail(DeadlockError(self._describe_deadlock()))
+
+    def _is_first(self, key: tuple[int, int]) -> bool:
+        """Whether no worker that runs or is about to can still make an ordered call before `key`."""
+        if self._ready and self._ready[0] < key:
+            return False
+        return all(key < (slot.clock, slot.rank) for slot in self._running)
+
+    def _describe_deadlock(self) -> str:
+        return "no worker can go on:\n" + describe_workers(
+            [(slot.rank, None if slot.state == "done" else slot.call, self._line_of(slot)) for slot in self.slots]
+        )
+
+    def _line_of(self, slot: Slot) -> str:
+        frames = sys._current_frames()
+        thread = slot.thread
+        return source_line(frames.get(thread.ident)) if thread and thread.ident else "unknown line"
+
+
+def describe_workers(workers: Sequence[tuple[int, str | None, str]]) -> str:
+    """One line for each (rank, call or None if its program has ended, source line)."""
+    return "\n".join(
+        f"  rank {rank} waits in {call} at {line}" if call else f"  rank {rank} has ended its program"
+        for rank, call, line in workers
+    )

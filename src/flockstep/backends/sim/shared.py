@@ -1,0 +1,148 @@
+"""Shared tensors in virtual time: one home, one link to it, first come first served."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
+from flockstep.comm import Meter, SharedTensor
+from flockstep.network import Link, costs
+
+
+class Home:
+    """Where a shared tensor lives. Touched only by ordered calls, which come in the order of (time, rank).
+
+    The link carries one transfer at a time. A transfer that finds it busy waits, and whoever is served later sees
+    what was served before: that is what "landed before" means here.
+    """
+
+    def __init__(self, value: Tensor, link: Link, members: int) -> None:
+        self.value = value
+        self.link = link
+        self.link_is_free_at = 0
+        self.holder: int | None = None
+        self.queue: deque[tuple[int, Slot]] = deque()  # (rank, slot) of those who wait for the lock
+        self.waiting_for_turn: dict[int, Slot] = {}
+        self.turn = 0
+        self.takes_turns = [True] * members
+
+    def transfer(self, ticks: int, seconds: float) -> int:
+        """Use the link from `ticks` on, or from when it is free; return when the transfer ends."""
+        self.link_is_free_at = max(ticks, self.link_is_free_at) + to_ticks(seconds)
+        return self.link_is_free_at
+
+    def pass_turn(self) -> None:
+        """The next member that still takes turns is to have the lock."""
+        if any(self.takes_turns):
+            self.turn = (self.turn + 1) % len(self.takes_turns)
+            while not self.takes_turns[self.turn]:
+                self.turn = (self.turn + 1) % len(self.takes_turns)
+
+    def next_in_line(self) -> tuple[int, Slot] | None:
+        """Who gets the lock when it is free: whose turn it is, or who has waited longest."""
+        if self.turn in self.waiting_for_turn:
+            return self.turn, self.waiting_for_turn.pop(self.turn)
+        return self.queue.popleft() if self.queue else None
+
+
+class SimShared(SharedTensor):
+    """One worker's handle on a home."""
+
+    def __init__(
+        self, name: str, home: Home, scheduler: Scheduler, slot: Slot, rank: int, meter: Meter
+    ) -> None:
+        self.name = name
+        self.shape = home.value.shape
+        self.dtype = home.value.dtype
+        self.meter = meter
+        self._home = home
+        self._scheduler = scheduler
+        self._slot = slot
+        self._rank = rank
+
+    def _read(self, out: Tensor) -> None:
+        self._transfer("read", lambda: out.copy_(self._home.value), costs.message_seconds)
+
+    def _write(self, tensor: Tensor) -> None:
+        self._transfer("write", lambda: self._home.value.copy_(tensor), costs.message_seconds)
+
+    def _add(self, tensor: Tensor, scale: float) -> None:
+        self._transfer(
+            "add", lambda: self._home.value.add_(tensor.to(self._home.value), alpha=scale), costs.message_seconds
+        )
+
+    def _blend(self, tensor: Tensor, weight: float) -> Tensor:
+        before = torch.empty_like(tensor)
+
+        def blend() -> None:
+            value = self._home.value
+            before.copy_(value)
+            value.add_(tensor.to(value) - value, alpha=weight)
+
+        self._transfer("blend", blend, costs.blend_seconds)
+        return before
+
+    def _transfer(self, verb: str, act: Callable[[], object], seconds: Callable[[Link, float], float]) -> None:
+        home = self._home
+
+        def apply() -> int:
+            act()
+            if self.meter.paused:
+                return self._slot.clock
+            return home.transfer(self._slot.clock, seconds(home.link, home.value.nbytes))
+
+        self._scheduler.ordered(self._slot, self._call(verb), apply)
+
+    @contextmanager
+    def lock(self, in_turn: bool = False) -> Iterator[None]:
+        self._scheduler.ordered(self._slot, self._call("lock"), lambda: self._acquire(in_turn))
+        try:
+            yield
+        finally:
+            # A worker that unwinds because the run has failed finds the scheduler closed; nobody waits any more.
+            if self._scheduler.error is None:
+                self._scheduler.ordered(self._slot, self._call("unlock"), lambda: self._release(in_turn))
+
+    def retire(self) -> None:
+        def apply() -> int:
+            home = self._home
+            home.takes_turns[self._rank] = False
+            if home.turn == self._rank:
+                home.pass_turn()
+                self._grant()
+            return self._slot.clock
+
+        self._scheduler.ordered(self._slot, self._call("retire"), apply)
+
+    def _acquire(self, in_turn: bool) -> int | None:
+        home = self._home
+        if home.holder is None and (not in_turn or home.turn == self._rank):
+            home.holder = self._rank
+            return self._slot.clock
+        if in_turn:
+            home.waiting_for_turn[self._rank] = self._slot
+        else:
+            home.queue.append((self._rank, self._slot))
+        return None
+
+    def _release(self, in_turn: bool) -> int:
+        self._home.holder = None
+        if in_turn:
+            self._home.pass_turn()
+        self._grant()
+        return self._slot.clock
+
+    def _grant(self) -> None:
+        """Give a free lock to the next in line, from now on."""
+        home = self._home
+        if home.holder is None and (following := home.next_in_line()):
+            home.holder, slot = following
+            self._scheduler.wake(slot, max(slot.clock, self._slot.clock))
+
+    def _call(self, verb: str) -> str:
+        return f"{verb} of shared {self.name!r}"

@@ -1,0 +1,131 @@
+"""A model whose parameters are views of one flat tensor, and whose gradients are views of another.
+
+Every exchange is then one vector operation, whatever the model. The flat tensor holds the trainable parameters
+first and the persistent floating-point buffers (the statistics of batch normalisation) behind them, so that whoever
+averages the whole of it averages both. Parameters that were frozen when it was made, buffers of integers and
+non-persistent buffers stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter, is_
+
+import torch
+from torch import Tensor, nn
+
+from flockstep.errors import FlockstepError
+from flockstep.fields import require
+
+Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
+
+
+class FlatModel:
+    """The flat tensors of a model. `state` is parameters and buffers; `parameters` and `buffers` are its parts."""
+
+    def __init__(self, model: nn.Module, allocate: Allocate) -> None:
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        require(bool(self._trainable), "model", "have a trainable parameter", type(model).__name__)
+        buffers = dict(_persistent_float_buffers(model))
+        dtype, device = self._trainable[0].dtype, self._trainable[0].device
+        _require_uniform(model, buffers, dtype, device)
+
+        self.count = sum(p.numel() for p in self._trainable)
+        self.state = allocate(self.count + sum(b.numel() for b in buffers.values()), dtype, device)
+        self.parameters = self.state[: self.count]
+        self.buffers = self.state[self.count :]
+        self.gradients = torch.zeros(self.count, dtype=dtype, device=device)
+
+        self._gradient_views = []
+        for parameter, start in _placed(self._trainable, 0):
+            parameter.data = _move(parameter.data, self.state, start)
+            view = _shaped(self.gradients, parameter.data, start)
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+            self._gradient_views.append(view)
+        for buffer, start in _placed(list(buffers.values()), self.count):
+            buffer.data = _move(buffer.data, self.state, start)
+
+    def collect_gradients(self) -> None:
+        """Make `gradients` hold the gradients of the last backward pass.
+
+        It does already, since autograd adds into the views, unless somebody replaced them: `zero_grad()` does.
+        """
+        if not all(map(is_, map(attrgetter("grad"), self._trainable), self._gradient_views)):
+            with torch.no_grad():
+                for parameter, view in zip(self._trainable, self._gradient_views, strict=True):
+                    if parameter.grad is None:
+                        view.zero_()
+                    elif parameter.grad is not view:
+                        view.copy_(parameter.grad)
+                    parameter.grad = view
+        last = self._trainable[-1]
+        end = self.state.data_ptr() + self.count * self.state.element_size()
+        if self._trainable[0].data_ptr() != self.state.data_ptr() or not 0 <= last.data_ptr() < end:
+            raise FlockstepError(
+                "the model's parameters were moved or replaced after its Worker was made "
+                "(model.to(…), parameter.data = …): do that before"
+            )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise FlockstepError(
+                    f"parameter {name!r} was unfrozen after its Worker was made and would not be exchanged: "
+                    "unfreeze it before, or make a new Worker"
+                )
+
+    def owns(self, parameter: Tensor) -> bool:
+        """Whether `parameter` is exchanged, or is frozen and equal on all workers."""
+        return any(parameter is p for p in self._trainable) or any(parameter is p for _, p in self._frozen)
+
+
+def outside_tensors(model: nn.Module) -> list[Tensor]:
+    """What belongs to the model's state but not to its flat tensor: equal on all workers at the start."""
+    frozen = [p.data for p in model.parameters() if not p.requires_grad]
+    flat = {id(buffer) for _, buffer in _persistent_float_buffers(model)}
+    return frozen + [b for b in model.buffers() if id(b) not in flat]
+
+
+def _persistent_float_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
+                continue
+            if buffer.is_floating_point() and buffer.numel():
+                seen.add(id(buffer))
+                yield (f"{prefix}.{name}" if prefix else name), buffer
+
+
+def _require_uniform(
+    model: nn.Module, buffers: dict[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    """One flat tensor can hold only one dtype on one device."""
+    trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    for name, tensor in (*trainable, *buffers.items()):
+        if tensor.dtype != dtype or tensor.device != device:
+            raise FlockstepError(
+                f"the model's parameters and buffers must share one dtype and device: {name!r} is {tensor.dtype} on "
+                f"{tensor.device}, the first parameter {dtype} on {device}; use model.to(dtype) or model.to(device)"
+            )
+
+
+def _placed(tensors: list[Tensor], start: int) -> Iterator[tuple[Tensor, int]]:
+    for tensor in tensors:
+        yield tensor, start
+        start += tensor.numel()
+
+
+def _move(tensor: Tensor, flat: Tensor, start: int) -> Tensor:
+    view = _shaped(flat, tensor, start)
+    view.copy_(tensor)
+    return view
+
+
+def _shaped(flat: Tensor, like: Tensor, start: int) -> Tensor:
+    """The part of `flat` from `start` on, with the shape of `like` and, if it is dense, its strides."""
+    part = flat[start : start + like.numel()]
+    if torch.ops.aten.is_non_overlapping_and_dense(like):
+        return part.as_strided(like.shape, like.stride(), part.storage_offset())
+    return part.view(like.shape)

@@ -1,0 +1,61 @@
+"""`launch`: run a program once per worker, on any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flockstep.backends.base import Backend, Program, Watcher
+from flockstep.backends.local import LocalProcesses
+from flockstep.backends.sim import Compute, Simulator
+from flockstep.errors import unknown_name
+from flockstep.fields import require, require_choice, require_integer
+from flockstep.network import Network
+
+BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "local": LocalProcesses}
+
+
+def launch(
+    program: Program,
+    workers: int,
+    backend: str | Backend = "sim",
+    *,
+    seed: int = 0,
+    network: Network | None = None,
+    compute: Compute | None = None,
+    lanes: int | None = None,
+    on_failure: str = "stop",
+    watch: Watcher | None = None,
+) -> list[Any]:
+    """Run `program(comm)` once per worker; return what the programs returned, in rank order.
+
+    Args:
+        program: plain blocking code of one worker; a function, a closure, anything callable.
+        workers: how many.
+        backend: "sim" (virtual time, in this process), "local" (processes of this machine), or a backend object.
+        seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
+        network, compute, lanes: the simulator's links, step times, and how many workers compute side by side.
+        on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
+        watch: called every tenth of a second or so with the steps that each worker has done.
+
+    Example:
+        results = fs.launch(lambda comm: comm.rank, workers=8)
+    """
+    require_integer("workers", workers, 1)
+    require_integer("seed", seed, 0)
+    require_choice("on_failure", on_failure, ("stop",))
+    chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
+    return chosen.run(program, workers, seed=seed, on_failure=on_failure, watch=watch)
+
+
+def make_backend(backend: str | Backend, **options: Any) -> Backend:
+    """The backend of that name with the options that were given; a backend object is taken as it is."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(backend, Backend):
+        require(not given, next(iter(given), ""), "be set on the backend object", backend)
+        return backend
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    if backend != "sim":
+        for name, value in given.items():
+            require(False, name, "be left out with a backend other than 'sim'", value)
+    return BACKENDS[backend](**given)

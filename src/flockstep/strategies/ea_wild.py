@@ -1,0 +1,95 @@
+"""Elastic averaging with no lock and no turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from flockstep.comm import Comm
+from flockstep.fields import require, require_choice, require_integer
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.elastic import Centre, require_alpha
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class EAWildState:
+    centre: Centre
+    group: Comm | None
+    draw: torch.Generator  # the same on all members of a group, so that they agree on the representative
+
+
+@dataclass(frozen=True)
+class EAWild(Strategy[EAWildState]):
+    """The elastic pull of EASGD, by whoever comes, whenever it comes.
+
+        d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      no lock, no turns
+
+    With `groups`, the workers of a group average their gradients every step, and every `period` steps one
+    representative pulls and then broadcasts its parameters inside the group. finish: the centre.
+
+    Bytes: one blend (there and back) an exchange, by every worker or by one of each group; with groups also an
+    all-reduce of the gradients a step and a broadcast an exchange inside the group; one read at the end.
+
+    Fields:
+        period: optimizer steps between exchanges.
+        alpha: the moving rate; None is 0.9 / (number of workers or groups that pull).
+        groups: into how many equal groups the workers are divided, neighbours in rank together; None: no groups.
+        representative: who pulls for its group, its "first" worker or a "random" one each time.
+
+    Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed Deep Learning", 2020.
+
+    Example:
+        fs.run("digits-mlp", fs.EAWild(period=4), workers=8)
+    """
+
+    name: ClassVar[str] = "ea_wild"
+    period: int = 1
+    alpha: float | None = None
+    groups: int | None = None
+    representative: str = "first"
+
+    def __post_init__(self) -> None:
+        require_integer("period", self.period, 1)
+        require_alpha(self.alpha)
+        if self.groups is not None:
+            require_integer("groups", self.groups, 1)
+        require_choice("representative", self.representative, ("first", "random"))
+
+    def init(self, worker: Worker) -> EAWildState:
+        comm = worker.comm
+        if self.groups is None:
+            return EAWildState(Centre.of(worker, self.alpha, comm.size), None, torch.Generator())
+        divides = comm.size % self.groups == 0
+        require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
+        colour = comm.rank * self.groups // comm.size
+        draw = torch.Generator().manual_seed(comm.seed + colour)
+        return EAWildState(Centre.of(worker, self.alpha, self.groups), comm.split(colour), draw)
+
+    def on_gradients(self, worker: Worker, state: EAWildState) -> None:
+        if state.group is not None:
+            state.group.all_reduce(worker.flat.gradients, op="mean")
+
+    def after_step(self, worker: Worker, state: EAWildState) -> None:
+        if worker.steps % self.period:
+            return
+        if state.group is None:
+            state.centre.pull(worker)
+            return
+        speaker = 0
+        if self.representative == "random":
+            speaker = int(torch.randint(state.group.size, (), generator=state.draw))
+        if state.group.rank == speaker:
+            state.centre.pull(worker)
+        state.group.broadcast(worker.flat.state, root=speaker)
+
+    def preview(self, worker: Worker, state: EAWildState) -> Tensor:
+        return state.centre.value.read()
+
+    def finish(self, worker: Worker, state: EAWildState) -> None:
+        state.centre.become(worker)

@@ -1,0 +1,85 @@
+"""Elastic averaging SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from flockstep.fields import require_choice, require_integer
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.elastic import Centre, moving_rate, require_alpha
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class EASGDState:
+    centre: Centre | Tensor  # shared (round_robin), or the same on every worker and moved alike (sync)
+
+
+@dataclass(frozen=True)
+class EASGD(Strategy[EASGDState]):
+    """Workers and a centre pull at each other every `period` steps.
+
+        round_robin:  d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      workers in rank order, holding the lock
+        sync:         x̃ ← (1−wα)x̃ + wα·mean x;  x_i ← x_i − α(x_i − x̃)  all at once, both with the old values
+
+    finish: the centre. Statistics of batch normalisation follow the same rule as the parameters.
+
+    Bytes: round_robin, one blend (there and back) a worker and exchange, and one read at the end; sync, one all-reduce.
+
+    Fields:
+        period: optimizer steps between exchanges (τ in the paper).
+        alpha: the moving rate α = η·ρ; None is 0.9/w, the paper's choice.
+        mode: "round_robin" or "sync".
+
+    Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015. Round robin is the form in which
+    You et al. and Wongpanich et al. (2020) run it as "original EASGD".
+
+    Example:
+        fs.run("digits-mlp", fs.EASGD(period=4), workers=8)
+    """
+
+    name: ClassVar[str] = "easgd"
+    period: int
+    alpha: float | None = None
+    mode: str = "round_robin"
+
+    def __post_init__(self) -> None:
+        require_integer("period", self.period, 1)
+        require_alpha(self.alpha)
+        require_choice("mode", self.mode, ("round_robin", "sync"))
+
+    def init(self, worker: Worker) -> EASGDState:
+        if self.mode == "sync":
+            return EASGDState(worker.flat.state.clone())
+        return EASGDState(Centre.of(worker, self.alpha, worker.comm.size))
+
+    def after_step(self, worker: Worker, state: EASGDState) -> None:
+        if worker.steps % self.period:
+            return
+        if isinstance(state.centre, Tensor):
+            self._pull_together(worker, state.centre)
+        else:
+            with state.centre.value.lock(in_turn=True):
+                state.centre.pull(worker)
+
+    def _pull_together(self, worker: Worker, centre: Tensor) -> None:
+        alpha = moving_rate(self.alpha, worker.comm.size)
+        x = worker.flat.state
+        mean = worker.comm.all_reduce(x.clone(), op="mean")
+        x.lerp_(centre, alpha)
+        centre.lerp_(mean, worker.comm.size * alpha)
+
+    def preview(self, worker: Worker, state: EASGDState) -> Tensor:
+        return state.centre if isinstance(state.centre, Tensor) else state.centre.value.read()
+
+    def finish(self, worker: Worker, state: EASGDState) -> None:
+        if isinstance(state.centre, Tensor):
+            worker.flat.state.copy_(state.centre)
+        else:
+            state.centre.value.retire()
+            state.centre.become(worker)

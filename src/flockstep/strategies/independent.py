@@ -1,0 +1,37 @@
+"""No communication at all: the control in every comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from flockstep.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass(frozen=True)
+class Independent(Strategy[None]):
+    """Every worker trains alone; the one with the lowest loss represents the run.
+
+        finish: x ← x_k, k = argmin_i loss_i
+
+    One batch's loss is mostly noise, so the losses compared are exponential means over the last ten steps or so; of
+    equal ones the lowest rank wins.
+
+    Bytes: nothing while training; at the end one scalar a worker and one broadcast of the model.
+
+    Example:
+        fs.run("digits-mlp", fs.Independent(), workers=8)
+    """
+
+    name: ClassVar[str] = "independent"
+
+    def finish(self, worker: Worker, state: None) -> None:
+        losses = worker.comm.all_gather(torch.tensor(worker.smooth_loss, dtype=torch.float64))
+        # A worker that took no step has no loss, and represents nothing.
+        best = torch.stack(losses).nan_to_num(nan=torch.inf).argmin()
+        worker.comm.broadcast(worker.flat.state, root=int(best))

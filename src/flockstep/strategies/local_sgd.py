@@ -1,0 +1,73 @@
+"""Averaging parameters at intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from flockstep.fields import require_choice, require_integer
+from flockstep.optimizer_state import average_state, reset_state
+from flockstep.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class LocalSGDState:
+    averaged_at: int = 0  # the step after which replicas were last equal
+
+
+@dataclass(frozen=True)
+class LocalSGD(Strategy[LocalSGDState]):
+    """Take `period` steps alone, then average the parameters of all workers.
+
+        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j
+
+    Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless they just were.
+    Statistics of batch normalisation are averaged with the parameters.
+
+    Bytes: one all-reduce of parameters and buffers every `period` steps; with momentum="average" also one of the
+    optimizer's state.
+
+    Fields:
+        period: optimizer steps between averages; None averages only at the end (one-shot averaging).
+        momentum: what happens to the optimizer's state at an average: "keep" the worker's own, "reset" it as if the
+            optimizer were new, or "average" it over the workers too.
+
+    Papers: Stich, "Local SGD Converges Fast and Communicates Little", 2018; McMahan et al., 2017; Zinkevich et al.,
+    "Parallelized Stochastic Gradient Descent", 2010 (one-shot). They stop at plain SGD; Lin et al. 2018 keep local
+    momentum, Yu et al. 2019 analyse both averaging and resetting it.
+
+    Example:
+        fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8)
+    """
+
+    name: ClassVar[str] = "local_sgd"
+    period: int | None
+    momentum: str = "keep"
+
+    def __post_init__(self) -> None:
+        if self.period is not None:
+            require_integer("period", self.period, 1)
+        require_choice("momentum", self.momentum, ("keep", "reset", "average"))
+
+    def init(self, worker: Worker) -> LocalSGDState:
+        return LocalSGDState()
+
+    def after_step(self, worker: Worker, state: LocalSGDState) -> None:
+        if self.period is None or worker.steps % self.period:
+            return
+        self._average(worker, state)
+        if self.momentum == "reset":
+            reset_state(worker.optimizer)
+        elif self.momentum == "average":
+            average_state(worker.optimizer, worker.comm)
+
+    def finish(self, worker: Worker, state: LocalSGDState) -> None:
+        if state.averaged_at != worker.steps:
+            self._average(worker, state)
+
+    def _average(self, worker: Worker, state: LocalSGDState) -> None:
+        worker.comm.all_reduce(worker.flat.state, op="mean")
+        state.averaged_at = worker.steps
