@@ -35,7 +35,7 @@ class FlatModel:
         self.state = allocate(self.count + sum(b.numel() for b in buffers.values()), dtype, device)
         self.parameters = self.state[: self.count]
         self.buffers = self.state[self.count :]
-        self.gradients = torch.zeros(self.count, dtype=dtype, device=device)
+        self.gradients = allocate(self.count, dtype, device).zero_()
 
         self._gradient_views = []
         for parameter, start in _placed(self._trainable, 0):

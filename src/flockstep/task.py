@@ -64,7 +64,7 @@ class Task:
         loss = score = 0.0
         samples = 0
         for batch, count in whole(self.test, batch_size=1024):
-            batch = _to(batch, device)
+            batch = on_device(batch, device)
             loss += float(self.loss(model, batch)) * count
             score += float(self.metric(model, batch)) * count
             samples += count
@@ -100,9 +100,10 @@ def find_task(name: str, known: dict[str, Task]) -> Task:
     return task
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def on_device(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on `device`."""
     if isinstance(batch, Tensor):
         return batch.to(device)
     if isinstance(batch, tuple | list):
-        return type(batch)(_to(part, device) for part in batch)
+        return type(batch)(on_device(part, device) for part in batch)
     return batch

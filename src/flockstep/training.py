@@ -22,7 +22,7 @@ from flockstep.network import Network
 from flockstep.progress import steps_bar
 from flockstep.result import Result, versions
 from flockstep.strategies import Strategy
-from flockstep.task import Task, find_task
+from flockstep.task import Task, find_task, on_device
 from flockstep.tasks import TASKS
 from flockstep.worker import Worker
 
@@ -132,6 +132,7 @@ def train(comm: Comm, job: Job) -> Report:
         if len(history) < worker.epoch:
             history.append(_look(worker, task))
             losses.clear()
+        batch = on_device(batch, worker.flat.state.device)
         loss = worker.adjust_loss(task.loss(model, batch), batch)
         loss.backward()
         worker.step(loss)

@@ -86,7 +86,7 @@ class Worker:
 
     def step(self, loss: Tensor | float, accuracy: float | None = None) -> None:
         """Use the gradients: exchange as the strategy says, step, and clear them for the next step."""
-        self._record(float(loss), accuracy)
+        self._record(loss.item() if isinstance(loss, Tensor) else loss, accuracy)
         self.comm.elapse()
         self.flat.collect_gradients()
         with torch.no_grad():

@@ -49,3 +49,12 @@ def source_line(frame: FrameType | None) -> str:
             break
         frame = frame.f_back
     return line
+
+
+def describe_deadlock(waits: Sequence[str | None]) -> str:
+    """What each rank waits in and where; None: its program has ended."""
+    lines = [
+        f"  rank {rank} waits in {wait}" if wait else f"  rank {rank} has ended its program"
+        for rank, wait in enumerate(waits)
+    ]
+    return "\n".join(["no worker can go on:", *lines])

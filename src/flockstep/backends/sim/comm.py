@@ -98,9 +98,10 @@ class SimComm(Comm):
 
     def shared(self, name: str, like: Tensor) -> SharedTensor:
         def settle(values: list[Tensor]) -> Home:
-            if name not in self._group.homes:
-                self._group.homes[name] = Home(values[0].clone(), self._group.link, self.size)
-            return self._group.homes[name]
+            homes = self._group.homes
+            if name not in homes:
+                homes[name] = Home(values[0].clone(), self._group.link, self.size)
+            return homes[name]
 
         call = f"shared({name!r}) of {signature(like)}"
         home = self._collective(call, like.detach(), settle, lambda _: 0.0)

@@ -19,10 +19,10 @@ from __future__ import annotations
 import heapq
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flockstep.backends.base import source_line
+from flockstep.backends.base import describe_deadlock, source_line
 from flockstep.backends.sim.randomness import RandomStreams
 from flockstep.errors import DeadlockError, FlockstepError
 
@@ -198,19 +198,10 @@ class Scheduler:
         return all(key < (slot.clock, slot.rank) for slot in self._running)
 
     def _describe_deadlock(self) -> str:
-        return "no worker can go on:\n" + describe_workers(
-            [(slot.rank, None if slot.state == "done" else slot.call, self._line_of(slot)) for slot in self.slots]
+        return describe_deadlock(
+            [None if slot.state == "done" else f"{slot.call} at {self._line_of(slot)}" for slot in self.slots]
         )
 
     def _line_of(self, slot: Slot) -> str:
-        frames = sys._current_frames()
-        thread = slot.thread
-        return source_line(frames.get(thread.ident)) if thread and thread.ident else "unknown line"
-
-
-def describe_workers(workers: Sequence[tuple[int, str | None, str]]) -> str:
-    """One line for each (rank, call or None if its program has ended, source line)."""
-    return "\n".join(
-        f"  rank {rank} waits in {call} at {line}" if call else f"  rank {rank} has ended its program"
-        for rank, call, line in workers
-    )
+        ident = slot.thread.ident if slot.thread else None
+        return source_line(sys._current_frames().get(ident or 0))

@@ -1,0 +1,106 @@
+"""One piece of memory that all processes of a run share.
+
+It is an anonymous file, inherited or handed over as a descriptor, never a name in a file system: when the last process
+of the run is gone, however it went, the memory is gone too. The file is sparse and mapped whole, so an offset means the
+same in every process and only pages that are touched take memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+RESERVED_BYTES = 1 << 40
+ALIGNMENT = 64
+FIRST_OFFSET = mmap.PAGESIZE  # the page before it belongs to the arena itself
+
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+class Arena:
+    """Shared memory with an allocator that only ever moves forward: fresh memory is zero."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._next = self.words(0, 1)
+        self._base = self._bytes.ctypes.data
+        self.tensor = functools.lru_cache(maxsize=4096)(self._tensor)
+
+    @classmethod
+    def create(cls) -> Arena:
+        descriptor = _anonymous_file()
+        os.ftruncate(descriptor, RESERVED_BYTES)
+        arena = cls(descriptor)
+        arena._next[0] = FIRST_OFFSET
+        return arena
+
+    def allocate(self, nbytes: int) -> int:
+        """The offset of fresh zeroed memory, aligned for any vector instruction."""
+        with self.locked(0):
+            offset = int(self._next[0])
+            self._next[0] = offset + -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        return offset
+
+    def words(self, offset: int, count: int) -> NDArray[np.int64]:
+        """Numbers that processes tell each other. Aligned, so that each is read and written whole."""
+        return self._bytes[offset : offset + 8 * count].view(np.int64)
+
+    def bytes(self, offset: int, count: int) -> NDArray[np.uint8]:
+        return self._bytes[offset : offset + count]
+
+    def _tensor(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
+        if elements == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=elements, offset=offset)
+
+    def offset_of(self, tensor: Tensor) -> int | None:
+        """Where a contiguous tensor lies in the arena; None if it lies elsewhere."""
+        offset = tensor.data_ptr() - self._base
+        inside = tensor.device.type == "cpu" and 0 <= offset < RESERVED_BYTES and tensor.is_contiguous()
+        return offset if inside else None
+
+    def try_lock(self, offset: int) -> bool:
+        """Take the lock named by `offset` if it is free. The kernel frees the locks of a process that dies."""
+        try:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+        except (BlockingIOError, PermissionError):  # what "somebody holds it" is called differs by system
+            return False
+        return True
+
+    def unlock(self, offset: int) -> None:
+        fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, offset)
+
+    @contextmanager
+    def locked(self, offset: int) -> Iterator[None]:
+        """Hold a lock for a few instructions, never while waiting for another worker."""
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX, 1, offset)
+        try:
+            yield
+        finally:
+            self.unlock(offset)
+
+    def close(self) -> None:
+        """Give the memory up in this process. Views of it must be gone, or it stays until they are."""
+        os.close(self.descriptor)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("flockstep", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # has no name from the start
+        return os.dup(file.fileno())

@@ -1,0 +1,195 @@
+"""Launches local workers, watches over them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from flockstep.backends.base import Backend, Program, Watcher, describe_deadlock
+from flockstep.backends.local import payload
+from flockstep.backends.local.arena import Arena
+from flockstep.backends.local.comm import Group
+from flockstep.backends.local.seat import LOOKS, OUTCOME, STATE, STEPS, WAITING, WAITS, Board
+from flockstep.backends.local.worker_process import Orders, Outcome
+from flockstep.errors import DeadlockError, WorkerLost, worker_error
+from flockstep.fields import require_choice
+
+LOOK_SECONDS = 0.05
+UNWIND_SECONDS = 0.5  # for workers that are asked to stop, before they are killed
+
+# No garbage is made while importing: looking for it would only take time.
+_SERVE = """
+import gc
+gc.disable()
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from flockstep.backends.local.server import main
+main(int(sys.argv[1]))
+"""
+
+
+class LocalProcesses(Backend):
+    """Worker processes on this machine.
+
+    They are forked from a server that has torch loaded. It starts with each launch and ends with it. To launch often,
+    keep it: `with fs.LocalProcesses() as local: fs.launch(program, 4, backend=local)`.
+    """
+
+    def __init__(self) -> None:
+        self._kept: ServerProcess | None = None
+
+    def __enter__(self) -> LocalProcesses:
+        self._kept = ServerProcess()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._kept is not None:
+            self._kept.stop()
+            self._kept = None
+
+    def run(
+        self,
+        program: Program,
+        workers: int,
+        *,
+        seed: int = 0,
+        on_failure: str = "stop",
+        watch: Watcher | None = None,
+    ) -> list[Any]:
+        require_choice("on_failure", on_failure, ("stop",))
+        server = self._kept or ServerProcess()
+        arena = Arena.create()
+        try:
+            return _Run(server, arena, program, workers, seed).wait(watch)
+        finally:
+            if server is not self._kept:
+                server.stop()
+            arena.close()
+
+
+class ServerProcess:
+    """The launcher's end of a server."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            # A session of its own: Ctrl-C in a terminal must reach the launcher alone.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, str(theirs.fileno()), json.dumps(sys.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        socket.send_fds(self.socket, [json.dumps(message).encode() + b"\n"], descriptors)
+
+    def stop(self) -> None:
+        """End the server and all that it forked. Closing the socket is enough; killing is for a server that hangs."""
+        self.socket.close()
+        try:
+            self._process.wait(UNWIND_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class _Run:
+    """One launch: orders given, workers watched, outcomes collected."""
+
+    def __init__(self, server: ServerProcess, arena: Arena, program: Program, workers: int, seed: int) -> None:
+        self._server = server
+        self._arena = arena
+        self._workers = workers
+        orders = Orders(
+            workers=workers,
+            seed=seed,
+            board=arena.allocate(Board.nbytes(workers)),
+            group=arena.allocate(Group.nbytes(workers)),
+            program=payload.store(arena, program),
+        )
+        self._board = Board(arena, orders.board, workers)
+        self._alive = set(range(workers))
+        self._results: list[Any] = [None] * workers
+        self._received = b""
+        self._suspicion: tuple[list[int], list[int]] | None = None
+        server.send({"orders": asdict(orders)}, [arena.descriptor])
+
+    def wait(self, watch: Watcher | None) -> list[Any]:
+        """Watch until all workers have ended; raise the first failure, with no worker left."""
+        try:
+            while self._alive:
+                for message in self._messages():
+                    if "rank" in message:
+                        self._collect(message["rank"], message["status"])
+                if watch:
+                    watch(self._board.rows[:, STEPS].tolist())
+                self._look_for_deadlock()
+        except BaseException:
+            self._stop_workers()
+            raise
+        return self._results
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """What the server has said; waits a moment for it."""
+        ready, _, _ = select.select([self._server.socket], [], [], LOOK_SECONDS)
+        if not ready:
+            return []
+        received = self._server.socket.recv(1 << 16)
+        if not received:
+            raise WorkerLost("the server process of the local workers ended unexpectedly")
+        *lines, self._received = (self._received + received).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _collect(self, rank: int, exit_code: int) -> None:
+        """Take over what a worker that has ended left behind."""
+        self._alive.discard(rank)
+        place = int(self._board.rows[rank, OUTCOME])
+        if not place:
+            step = int(self._board.rows[rank, STEPS])
+            how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with {exit_code}"
+            message = f"rank {rank} {how} after step {step}"
+            raise WorkerLost(message, rank=rank, exit_code=exit_code, step=step)
+        outcome: Outcome = payload.load_copy(self._arena, place)
+        if outcome.error is not None:
+            error = worker_error(rank, outcome.error)
+            (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
+            raise error
+        self._results[rank] = outcome.value
+
+    def _look_for_deadlock(self) -> None:
+        """All wait, and each has looked twice since all wait: nobody can change anything any more."""
+        rows = self._board.rows[sorted(self._alive)]
+        if not len(rows) or (rows[:, STATE] != WAITING).any():
+            self._suspicion = None
+            return
+        waits, looks = rows[:, WAITS].tolist(), rows[:, LOOKS].tolist()
+        if self._suspicion is None or self._suspicion[0] != waits:
+            self._suspicion = waits, looks
+        elif all(now >= before + 2 for now, before in zip(looks, self._suspicion[1], strict=True)):
+            raise DeadlockError(self._describe())
+
+    def _describe(self) -> str:
+        waiting = {rank: self._board.said(rank) for rank in self._alive}
+        return describe_deadlock([waiting.get(rank) for rank in range(self._workers)])
+
+    def _stop_workers(self) -> None:
+        """Ask all workers to stop, then make them."""
+        deadline = time.monotonic() + UNWIND_SECONDS
+        try:
+            self._server.send({"signal": signal.SIGTERM}, [])
+            while self._alive:
+                if time.monotonic() > deadline:
+                    self._server.send({"signal": signal.SIGKILL}, [])
+                    deadline += UNWIND_SECONDS
+                self._alive -= {message["rank"] for message in self._messages() if "rank" in message}
+        except (OSError, WorkerLost):
+            pass  # the server has gone, and its workers with it: they die with their parent

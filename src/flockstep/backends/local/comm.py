@@ -1,0 +1,261 @@
+"""`Comm` over shared memory: workers read and write each other's tensors directly.
+
+A collective: every member writes what it calls, and where its tensor lies, into its row of the group's table, then a
+sequence number. Whoever must do something waits until all rows have that number. Tensors that lie in the arena (a
+worker's flat tensors do) are used where they are; others are staged through it. Rows and staging areas alternate
+between two sets: nobody can come back to a set before all have left it, since no collective ends before all have
+come.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flockstep.backends.local.arena import DTYPES
+from flockstep.backends.local.seat import STEPS, Seat
+from flockstep.backends.local.shared import LocalShared
+from flockstep.comm import REDUCTIONS, Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.errors import MismatchError
+
+# Columns of a group's table (a row for each member, twice) and of its channels (a row for each sender and receiver).
+SEQ, OP, ARG, DTYPE, ELEMENTS, OFFSET, DIRECT, DONE = range(8)
+TAKEN = DONE
+COLUMNS = 8
+OPS = ("all_reduce", "all_gather", "broadcast", "barrier", "split", "shared")
+
+# Below this many bytes over all members, one reducer is faster than the hand-over to several.
+ONE_REDUCER_BYTES = 1 << 22
+# A chunk of the sum stays in the cache while every member's part is added to it and while it is written back.
+CHUNK_ELEMENTS = 1 << 16
+
+
+class Group:
+    """A group's place in the arena, and who belongs to it."""
+
+    def __init__(self, seat: Seat, offset: int, ranks: tuple[int, ...]) -> None:
+        size = len(ranks)
+        self.ranks = ranks  # in the world
+        self.homes: dict[str, int] = {}  # where its shared tensors lie
+        table, channels = 2 * size * COLUMNS, size * size * COLUMNS
+        self.tables = seat.arena.words(offset, table).reshape(2, size, COLUMNS)
+        self.channels = seat.arena.words(offset + 8 * table, channels).reshape(size, size, COLUMNS)
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        return 8 * COLUMNS * (2 * size + size * size)
+
+
+class LocalComm(Comm):
+    """A worker process's handle on its group."""
+
+    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, began: float) -> None:
+        self.rank = group.ranks.index(seat.rank)
+        self.size = len(group.ranks)
+        self.seed = seed
+        self.meter = meter
+        self._seat = seat
+        self._group = group
+        self._began = began
+        self._seq = 0
+        self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
+        self._outbox: dict[int, tuple[int, int]] = {}
+        self._cores = os.cpu_count() or 1
+
+    # --- time and memory --------------------------------------------------------------------------------------
+
+    def start_clock(self, began: float) -> None:
+        self._began = began
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def elapse(self, seconds: float | None = None) -> None:
+        if seconds is None:
+            self._seat.status[STEPS] += 1
+
+    def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device.type != "cpu":
+            return super().empty(elements, dtype, device)
+        arena = self._seat.arena
+        return arena.tensor(arena.allocate(elements * dtype.itemsize), elements, dtype)
+
+    # --- groups and shared tensors ----------------------------------------------------------------------------
+
+    def split(self, color: int) -> LocalComm:
+        colors = [int(value) for value in self._gather("split", torch.tensor(color))]
+        ranks = tuple(world for world, value in zip(self._group.ranks, colors, strict=True) if value == color)
+        is_leader = ranks[0] == self._seat.rank
+        place = self._seat.arena.allocate(Group.nbytes(len(ranks))) if is_leader else 0
+        places = self._gather("split", torch.tensor(place))
+        leader = self._group.ranks.index(ranks[0])
+        group = Group(self._seat, int(places[leader]), ranks)
+        return LocalComm(self._seat, group, self.seed, self.meter, self._began)
+
+    def shared(self, name: str, like: Tensor) -> SharedTensor:
+        arena, homes = self._seat.arena, self._group.homes
+        if self.rank == 0 and name not in homes:
+            homes[name] = LocalShared.create(arena, like.detach(), self.size)
+        wish = [homes.get(name, 0), zlib.crc32(name.encode()), like.numel(), DTYPES.index(like.dtype)]
+        wishes = [part.tolist() for part in self._gather("shared", torch.tensor(wish))]
+        for rank, (_, *theirs) in enumerate(wishes):
+            if theirs != wish[1:]:
+                ranks = self._group.ranks
+                raise MismatchError(
+                    f"rank {ranks[self.rank]} called shared({name!r}) of {signature(like)}, "
+                    f"rank {ranks[rank]} another name, size or dtype"
+                )
+        homes[name] = wishes[0][0]
+        return LocalShared(self._seat, homes[name], name, like, self._group.ranks, self.rank, self.meter)
+
+    # --- collectives ------------------------------------------------------------------------------------------
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        call = "all_reduce"
+        direct = self._enter(call, REDUCTIONS.index(op), tensor)
+        seq, table = self._seq, self._table
+        reducers = 1 if tensor.nbytes * self.size < ONE_REDUCER_BYTES else min(self.size, self._cores)
+        if self.rank < reducers:
+            self._await_all(call)
+            self._reduce_slice(tensor, op, reducers)
+            table[self.rank, DONE] = seq
+            if table[:reducers, DONE].min() >= seq:
+                self._seat.ring(self._group.ranks)
+        self._seat.wait(lambda: bool(table[:reducers, DONE].min() >= seq), call)
+        if not direct:
+            self._copy_out(tensor, int(table[:, DIRECT].argmin()))
+
+    def _reduce_slice(self, tensor: Tensor, op: str, reducers: int) -> None:
+        """Reduce this worker's share of the elements, and write it wherever somebody will look for it."""
+        table, elements, view = self._table, tensor.numel(), self._seat.arena.tensor
+        parts = [view(int(offset), elements, tensor.dtype) for offset in table[:, OFFSET]]
+        # Members whose tensors lie in the arena find the result there; all others fetch it from the first of them.
+        targets = [part for part, direct in zip(parts, table[:, DIRECT], strict=True) if direct]
+        if len(targets) < self.size:
+            targets.append(parts[int(table[:, DIRECT].argmin())])
+        start, end = (elements * (self.rank + k) // reducers for k in (0, 1))
+        for low in range(start, end, CHUNK_ELEMENTS):
+            high = min(low + CHUNK_ELEMENTS, end)
+            first, *others = (target[low:high] for target in targets)
+            reduce_in_rank_order([part[low:high] for part in parts], op, out=first)
+            for other in others:
+                other.copy_(first)
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._gather("all_gather", tensor)
+
+    def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
+        self._enter(call, 0, tensor, stage=True)
+        self._await_all(call)
+        parts = []
+        for rank in range(self.size):
+            part = self._region(rank, tensor.dtype).to(tensor.device, copy=True)
+            parts.append(part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *tensor.shape[1:]))
+        return parts
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        call = "broadcast"
+        self._enter(call, root, tensor, stage=self.rank == root)  # nobody reads what the others bring
+        self._await_all(call)
+        if self.rank != root:
+            self._copy_out(tensor, root)
+
+    def _barrier(self) -> None:
+        self._enter("barrier", 0, torch.empty(0))
+        self._await_all("barrier")
+
+    def _enter(self, call: str, arg: int, tensor: Tensor, stage: bool | None = None) -> bool:
+        """Take part in the group's next collective. Return whether the tensor is used where it lies.
+
+        `stage`: copy the tensor into the arena (True), do not (False), or do unless it lies there already (None).
+        """
+        self._seq += 1
+        own = None if stage else self._seat.arena.offset_of(tensor)
+        offset = own or 0
+        if own is None and stage is not False:
+            offset = self._stage(tensor)
+        row = self._table[self.rank]
+        row[OP:DONE] = OPS.index(call), arg, DTYPES.index(tensor.dtype), tensor.numel(), offset, own is not None
+        row[SEQ] = self._seq  # last: it says that the rest of the row is there
+        if self._table[:, SEQ].min() >= self._seq:
+            self._seat.ring(self._group.ranks)
+        return own is not None
+
+    def _await_all(self, call: str) -> None:
+        """Wait until all members have come, and see that they came for the same."""
+        table, seq = self._table, self._seq
+        self._seat.wait(lambda: bool(table[:, SEQ].min() >= seq), call)
+        agreed = ELEMENTS if call == "all_gather" else OFFSET  # all_gather takes tensors of different sizes
+        if (table[:, OP:agreed] != table[0, OP:agreed]).any():
+            rank = int((table[:, OP:agreed] != table[0, OP:agreed]).any(axis=1).argmax())
+            first, other = self._described(0), self._described(rank)
+            ranks = self._group.ranks
+            raise MismatchError(f"rank {ranks[0]} called {first}, rank {ranks[rank]} called {other}")
+
+    def _described(self, rank: int) -> str:
+        _, op, arg, dtype, elements, *_ = map(int, self._table[rank])
+        name = OPS[op]
+        detail = {"all_reduce": f"({REDUCTIONS[arg % 4]})", "broadcast": f" from {arg}"}.get(name, "")
+        return f"{name}{detail} of {elements} × {DTYPES[dtype]}"
+
+    @property
+    def _table(self) -> NDArray[np.int64]:
+        return self._group.tables[self._seq % 2]
+
+    def _region(self, rank: int, dtype: torch.dtype) -> Tensor:
+        row = self._table[rank]
+        return self._seat.arena.tensor(int(row[OFFSET]), int(row[ELEMENTS]), dtype)
+
+    def _copy_out(self, tensor: Tensor, rank: int) -> None:
+        tensor.copy_(self._region(rank, tensor.dtype).view(tensor.shape))
+
+    def _stage(self, tensor: Tensor) -> int:
+        """Copy the tensor to where the others can read it until the collective after the next."""
+        which = self._seq % 2
+        self._staging[which] = self._at_least(self._staging[which], tensor.nbytes)
+        offset, _ = self._staging[which]
+        self._seat.arena.tensor(offset, tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+        return offset
+
+    def _at_least(self, area: tuple[int, int], nbytes: int) -> tuple[int, int]:
+        """The same area if it is large enough, or a new one; at least doubled, so that little is left behind."""
+        if nbytes <= area[1]:
+            return area
+        size = max(nbytes, 2 * area[1])
+        return self._seat.arena.allocate(size), size
+
+    # --- two workers ------------------------------------------------------------------------------------------
+
+    def _send(self, tensor: Tensor, peer: int) -> None:
+        channel, world = self._group.channels[self.rank, peer], self._group.ranks[peer]
+        self._seat.wait(lambda: bool(channel[TAKEN] >= channel[SEQ]), f"send to rank {world}")
+        area = self._outbox[peer] = self._at_least(self._outbox.get(peer, (0, 0)), tensor.nbytes)
+        self._seat.arena.tensor(area[0], tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+        channel[DTYPE : OFFSET + 1] = DTYPES.index(tensor.dtype), tensor.numel(), area[0]
+        channel[SEQ] += 1
+        self._seat.ring((world,))
+
+    def _recv(self, tensor: Tensor, peer: int) -> None:
+        channel, world = self._group.channels[peer, self.rank], self._group.ranks[peer]
+        self._seat.wait(lambda: bool(channel[SEQ] > channel[TAKEN]), f"recv from rank {world}")
+        dtype, elements, offset = map(int, channel[DTYPE : OFFSET + 1])
+        if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
+            raise MismatchError(
+                f"rank {world} sent {elements} × {DTYPES[dtype]}, rank {self._seat.rank} expected {signature(tensor)}"
+            )
+        tensor.copy_(self._seat.arena.tensor(offset, elements, tensor.dtype).view(tensor.shape))
+        channel[TAKEN] = channel[SEQ]
+        self._seat.ring((world,))
+
+    def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        # A send waits for nothing but the peer's taking the message before, so both may send first.
+        received = torch.empty_like(tensor)
+        self._send(tensor, peer)
+        self._recv(received, peer)
+        return received

@@ -1,0 +1,124 @@
+"""A worker's seat: how processes wait for each other, and what the others and the launcher can see of it.
+
+State that processes tell each other stands in the arena, every word with a single writer. To wait is to look at it, and
+to sleep at one's bell (a pipe) until somebody who changed it rings. No wake-up is lost: a sleeper says that it
+sleeps before it looks the last time, a ringer looks who sleeps after it wrote. Sleepers look up ten times a second all the
+same. That makes deadlock a fact that the launcher can see: when all workers wait, and each has looked again since then in
+vain, nobody is left who could change anything.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flockstep.backends.base import source_line
+from flockstep.backends.local.arena import Arena
+
+LOOK_MILLISECONDS = 100
+TEXT_BYTES = 1024
+# Columns of the status board, a row for each worker.
+STATE, STEPS, WAITS, LOOKS, OUTCOME = range(5)
+COLUMNS = 8
+STARTING, RUNNING, WAITING, ENDED = range(4)
+
+
+class Board:
+    """The status of every worker, where the launcher can read it."""
+
+    def __init__(self, arena: Arena, offset: int, workers: int) -> None:
+        size = workers * COLUMNS
+        self.rows = arena.words(offset, size).reshape(workers, COLUMNS)
+        self._texts = arena.bytes(offset + 8 * size, workers * TEXT_BYTES).reshape(workers, TEXT_BYTES)
+
+    @staticmethod
+    def nbytes(workers: int) -> int:
+        return workers * (8 * COLUMNS + TEXT_BYTES)
+
+    def say(self, rank: int, text: str) -> None:
+        encoded = text.encode()[: TEXT_BYTES - 1] + b"\0"
+        self._texts[rank, : len(encoded)] = np.frombuffer(encoded, dtype=np.uint8)
+
+    def said(self, rank: int) -> str:
+        return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Bells:
+    """A pipe for each worker: (where it listens, where others ring)."""
+
+    pipes: list[tuple[int, int]]
+
+    @classmethod
+    def create(cls, workers: int) -> Bells:
+        pipes = [os.pipe() for _ in range(workers)]
+        for ends in pipes:
+            for end in ends:
+                os.set_blocking(end, False)
+        return cls(pipes)
+
+    def close(self) -> None:
+        for ends in self.pipes:
+            for end in ends:
+                os.close(end)
+
+
+class Seat:
+    """One worker's place in the run."""
+
+    def __init__(self, arena: Arena, board: Board, bells: Bells, rank: int) -> None:
+        self.arena = arena
+        self.board = board
+        self.rank = rank
+        self.status = board.rows[rank]
+        self._states = board.rows[:, STATE]
+        self._ears = [ear for ear, _ in bells.pipes]
+        self._ropes = [rope for _, rope in bells.pipes]
+        self._poll = select.poll()
+        self._poll.register(self._ears[rank], select.POLLIN)
+        self._fence = threading.Lock()
+
+    def wait(self, is_ready: Callable[[], bool], call: str) -> None:
+        """Return once `is_ready()`. `call` is what the worker waits in, for those who ask why nothing moves."""
+        if is_ready():
+            return
+        status = self.status
+        status[WAITS] += 1
+        status[STATE] = WAITING
+        timeout = 0
+        while True:
+            rung = self._poll.poll(timeout)  # a system call: what is written above is seen before what is read below
+            if rung:
+                self._drain()
+            if is_ready():
+                break
+            if timeout and not rung:
+                if not status[LOOKS]:
+                    self.board.say(self.rank, f"{call} at {source_line(sys._getframe(1))}")
+                status[LOOKS] += 1
+            timeout = LOOK_MILLISECONDS
+        status[STATE] = RUNNING
+        status[LOOKS] = 0
+
+    def ring(self, ranks: Iterable[int]) -> None:
+        """Wake those of `ranks` that sleep. Call it after writing what they wait for."""
+        with self._fence:  # taking a lock is a memory fence: the write comes before the look at who sleeps
+            sleeping = self._states == WAITING
+        for rank in ranks:
+            if sleeping[rank] and rank != self.rank:
+                try:
+                    os.write(self._ropes[rank], b"\0")
+                except BlockingIOError:
+                    pass  # a full pipe rings already
+
+    def _drain(self) -> None:
+        try:
+            os.read(self._ears[self.rank], 4096)
+        except BlockingIOError:
+            pass  # somebody has rung, and it was heard before

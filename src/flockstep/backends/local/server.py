@@ -1,0 +1,117 @@
+"""The server: a process that has torch loaded, has no threads, and forks workers from itself.
+
+It speaks with the launcher over one socket, a JSON object a line. The launcher sends {"orders": …} with the arena's
+descriptor, or {"signal": n} for all workers that still live. The server answers {"pids": […]}, then {"rank": r,
+"status": s} for each worker that ends. When the launcher goes away, in whatever way, the socket ends, and the
+server ends its workers and itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+import torch._dynamo  # torch loads it with the first optimizer: over a second, better spent once than by each worker
+
+from flockstep.backends.local.arena import Arena
+from flockstep.backends.local.seat import Bells
+from flockstep.backends.local.worker_process import Orders, work
+
+
+def main(descriptor: int) -> None:
+    """Serve until the launcher closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    alarm, bell = os.pipe()
+    os.set_blocking(bell, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(bell)
+    gc.enable()
+    gc.freeze()  # the collector need not touch, and so copy, the pages that workers share with this process
+    Server(socket.socket(fileno=descriptor), alarm).serve()
+
+
+class Server:
+    """Forks workers when asked and tells how they ended."""
+
+    def __init__(self, launcher: socket.socket, alarm: int) -> None:
+        self._launcher = launcher
+        self._alarm = alarm  # readable when a worker has ended
+        self._ranks: dict[int, int] = {}  # by process
+
+    def serve(self) -> None:
+        try:
+            while True:
+                ready, _, _ = select.select([self._launcher, self._alarm], [], [])
+                if self._alarm in ready:
+                    os.read(self._alarm, 4096)
+                    self._reap()
+                if self._launcher in ready and not self._obey():
+                    return
+        finally:
+            self._signal(signal.SIGKILL)
+            while self._ranks:
+                self._forget(*os.wait())
+
+    def _obey(self) -> bool:
+        """Do what the launcher says next; False when it has gone."""
+        line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 1)
+        while line and not line.endswith(b"\n"):
+            line += self._launcher.recv(1 << 16)
+        for message in map(json.loads, line.splitlines()):
+            if "orders" in message:
+                self._fork(descriptors[0], Orders(**message["orders"]))
+            else:
+                self._signal(message["signal"])
+        return bool(line)
+
+    def _fork(self, descriptor: int, orders: Orders) -> None:
+        arena, bells = Arena(descriptor), Bells.create(orders.workers)
+        for rank in range(orders.workers):
+            process = os.fork()
+            if process == 0:
+                self._become_worker(arena, bells, orders, rank)
+            self._ranks[process] = rank
+        bells.close()
+        arena.close()
+        self._tell({"pids": list(self._ranks)})
+
+    def _become_worker(self, arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
+        """In the new process: run the program and never return."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._launcher.close()
+            os.close(self._alarm)
+            work(arena, bells, orders, rank)
+            code = 0
+        except BaseException:  # nothing may climb up into the server's loop, of which this is a copy
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            rank = self._forget(process, status)
+            self._tell({"rank": rank, "status": os.waitstatus_to_exitcode(status)})
+
+    def _forget(self, process: int, status: int) -> int:
+        return self._ranks.pop(process)
+
+    def _signal(self, number: int) -> None:
+        for process in self._ranks:
+            os.kill(process, number)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._launcher.sendall(json.dumps(message).encode() + b"\n")

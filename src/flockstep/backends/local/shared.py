@@ -1,0 +1,105 @@
+"""Shared tensors that really are shared: every worker reads and writes the same pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from flockstep.backends.local.arena import ALIGNMENT, Arena
+from flockstep.backends.local.seat import Seat
+from flockstep.comm import Meter, SharedTensor
+
+TURN = 0  # the first word: whose turn it is; then a word for each member, twice
+
+
+def _header_bytes(members: int) -> int:
+    return -(-8 * (1 + 2 * members) // ALIGNMENT) * ALIGNMENT
+
+
+class LocalShared(SharedTensor):
+    """A tensor in the arena. Nothing is locked but by `lock()`, which the kernel frees if its holder dies."""
+
+    def __init__(
+        self, seat: Seat, offset: int, name: str, like: Tensor, ranks: tuple[int, ...], rank: int, meter: Meter
+    ) -> None:
+        self.name = name
+        self.shape = like.shape
+        self.dtype = like.dtype
+        self.meter = meter
+        self._seat = seat
+        self._offset = offset
+        self._ranks = ranks
+        self._rank = rank
+        members = len(ranks)
+        words = seat.arena.words(offset, 1 + 2 * members)
+        self._turn = words[:1]
+        self._waits_for_lock = words[1 : 1 + members]
+        self._retired = words[1 + members :]
+        where = offset + _header_bytes(members)
+        self._value = seat.arena.tensor(where, like.numel(), like.dtype).view(like.shape)
+
+    @staticmethod
+    def create(arena: Arena, value: Tensor, members: int) -> int:
+        """Make a home with this value; return its offset."""
+        header = _header_bytes(members)
+        offset = arena.allocate(header + value.nbytes)
+        arena.tensor(offset + header, value.numel(), value.dtype).view(value.shape).copy_(value)
+        return offset
+
+    def _read(self, out: Tensor) -> None:
+        out.copy_(self._value)
+
+    def _write(self, tensor: Tensor) -> None:
+        self._value.copy_(tensor)
+
+    def _add(self, tensor: Tensor, scale: float) -> None:
+        self._value.add_(tensor.to(self._value.device), alpha=scale)
+
+    def _blend(self, tensor: Tensor, weight: float) -> Tensor:
+        # What is added is measured from the value that is returned, so that what the centre gains the caller
+        # can lose, whatever others do to the value in between.
+        before = self._value.clone()
+        self._value.add_(tensor.to(before.device) - before, alpha=weight)
+        return before.to(tensor.device)
+
+    @contextmanager
+    def lock(self, in_turn: bool = False) -> Iterator[None]:
+        if in_turn:
+            self._seat.wait(lambda: bool(self._turn[0] == self._rank), f"lock in turn of shared {self.name!r}")
+        self._acquire()
+        try:
+            yield
+        finally:
+            if in_turn:
+                self._pass_turn()
+            self._release()
+
+    def retire(self) -> None:
+        self._acquire()  # turns are passed by holders only, so nobody can pass one to this worker meanwhile
+        self._retired[self._rank] = 1
+        if self._turn[0] == self._rank:
+            self._pass_turn()
+        self._release()
+
+    def _acquire(self) -> None:
+        arena, offset = self._seat.arena, self._offset
+        self._waits_for_lock[self._rank] = 1
+        self._seat.wait(lambda: arena.try_lock(offset), f"lock of shared {self.name!r}")
+        self._waits_for_lock[self._rank] = 0
+
+    def _release(self) -> None:
+        self._seat.arena.unlock(self._offset)
+        waiting = self._waits_for_lock.nonzero()[0]
+        self._seat.ring(self._ranks[rank] for rank in waiting)
+
+    def _pass_turn(self) -> None:
+        """To the next member that still takes turns; to nobody when all have retired."""
+        members = len(self._ranks)
+        for distance in range(1, members + 1):
+            following = (self._rank + distance) % members
+            if not self._retired[following]:
+                self._turn[0] = following
+                self._seat.ring((self._ranks[following],))
+                return

@@ -1,0 +1,102 @@
+"""What a worker process does from its birth to its end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from flockstep.backends.base import stream_seed
+from flockstep.backends.local import payload
+from flockstep.backends.local.arena import Arena
+from flockstep.backends.local.comm import Group, LocalComm
+from flockstep.backends.local.seat import ENDED, OUTCOME, RUNNING, STATE, Bells, Board, Seat
+from flockstep.comm import Meter
+from flockstep.errors import FlockstepError
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Where things lie in the arena, and what the run is."""
+
+    workers: int
+    seed: int
+    board: int
+    group: int
+    program: int
+
+
+@dataclass
+class Outcome:
+    """What a program came to: a value, or an error with its traceback."""
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+class Stopped(BaseException):
+    """The launcher asked this worker to stop; unwinds the program so that its `finally` blocks run."""
+
+
+def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
+    """Run the program as worker `rank` and leave its outcome in the arena."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops its workers
+    signal.signal(signal.SIGTERM, _stop)
+    _die_with_parent()
+    board = Board(arena, orders.board, orders.workers)
+    seat = Seat(arena, board, bells, rank)
+    seat.status[STATE] = RUNNING
+    try:
+        outcome = _run(seat, orders)
+    except Stopped:
+        return
+    seat.status[OUTCOME] = _store(arena, outcome, rank)
+    seat.status[STATE] = ENDED
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _run(seat: Seat, orders: Orders) -> Outcome:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // orders.workers))
+    torch.manual_seed(stream_seed(orders.seed, seat.rank))
+    try:
+        program = payload.load_private(seat.arena, orders.program)
+        group = Group(seat, orders.group, tuple(range(orders.workers)))
+        comm = LocalComm(seat, group, orders.seed, Meter(), began=0.0)
+        comm.barrier()  # the clock starts when all are there
+        comm.start_clock(time.monotonic())
+        return Outcome(program(comm))
+    except Stopped:
+        raise
+    except BaseException as error:  # whatever ended the program is the run's to raise, in the launcher
+        return Outcome(error=error, trace=traceback.format_exc())
+
+
+def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
+    try:
+        return payload.store(arena, outcome)
+    except Exception as error:  # pickle raises whatever the objects it meets raise
+        what = "its error" if outcome.error is not None else "what its program returned"
+        message = f"rank {rank} cannot send {what} to the launcher: {error}"
+        return payload.store(arena, Outcome(error=FlockstepError(message), trace=outcome.trace))
+
+
+def _stop(signal_number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process if the server that forked it dies first (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
