@@ -259,20 +259,21 @@ def signature(tensor: Tensor) -> str:
 
 
 def reduce_in_rank_order(parts: Sequence[Tensor], op: str, out: Tensor) -> None:
-    """Write the reduction of `parts` into `out`, which may be one of them.
+    """Write the reduction of `parts` into `out`, which may be the first of them but no other.
 
     The order of the additions is fixed, so that backends agree bit for bit. Half-precision parts are added in
     float32 and rounded once.
     """
-    wide = torch.float32 if out.dtype in HALF else out.dtype
-    total = parts[0].to(wide, copy=True)
+    is_half = out.dtype in HALF
+    total = parts[0].float() if is_half else out if out is parts[0] else out.copy_(parts[0])
     for part in parts[1:]:
         if op == "max":
-            torch.maximum(total, part.to(wide), out=total)
+            torch.maximum(total, part.to(total.dtype), out=total)
         elif op == "min":
-            torch.minimum(total, part.to(wide), out=total)
+            torch.minimum(total, part.to(total.dtype), out=total)
         else:
             total.add_(part)
     if op == "mean":
         total.div_(len(parts))
-    out.copy_(total)
+    if total is not out:
+        out.copy_(total)

@@ -81,7 +81,7 @@ def classification_loss(model: nn.Module, batch: Any) -> Tensor:
 def classification_accuracy(model: nn.Module, batch: Any) -> float:
     """The share of labels that `model(inputs)` gives the highest score."""
     inputs, labels = batch
-    return float((model(inputs).argmax(dim=-1) == labels).float().mean())
+    return float((model(inputs).argmax(dim=-1) == labels).double().mean())
 
 
 def find_task(name: str, known: dict[str, Task]) -> Task:

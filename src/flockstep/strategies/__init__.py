@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from flockstep.errors import unknown_name
@@ -16,7 +17,7 @@ STRATEGIES: dict[str, type[Strategy[Any]]] = {
     strategy.name: strategy for strategy in (SyncSGD, Independent, LocalSGD, EASGD, EAWild)
 }
 
-__all__ = ["EASGD", "STRATEGIES", "EAWild", "Independent", "LocalSGD", "Strategy", "SyncSGD", "find_strategy"]
+__all__ = ["EASGD", "STRATEGIES", "EAWild", "Independent", "LocalSGD", "Strategy", "SyncSGD", "described", "find_strategy"]
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
@@ -24,3 +25,12 @@ def find_strategy(name: str) -> type[Strategy[Any]]:
     if name not in STRATEGIES:
         raise unknown_name("strategy", name, STRATEGIES)
     return STRATEGIES[name]
+
+
+def described(strategy: Strategy[Any]) -> str:
+    """`LocalSGD(period=8)`: the strategy with the fields that differ from their defaults."""
+    fields = dataclasses.fields(strategy) if dataclasses.is_dataclass(strategy) else ()
+    given = [
+        f"{field.name}={value!r}" for field in fields if (value := getattr(strategy, field.name)) != field.default
+    ]
+    return f"{type(strategy).__name__}({', '.join(given)})"

@@ -8,7 +8,6 @@ same in every process and only pages that are touched take memory.
 from __future__ import annotations
 
 import fcntl
-import functools
 import mmap
 import os
 import tempfile
@@ -23,6 +22,7 @@ from torch import Tensor
 RESERVED_BYTES = 1 << 40
 ALIGNMENT = 64
 FIRST_OFFSET = mmap.PAGESIZE  # the page before it belongs to the arena itself
+MOST_VIEWS = 4096  # making one takes a microsecond or two; the same few are asked for again and again
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -39,7 +39,7 @@ class Arena:
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._next = self.words(0, 1)
         self._base = self._bytes.ctypes.data
-        self.tensor = functools.lru_cache(maxsize=4096)(self._tensor)
+        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @classmethod
     def create(cls) -> Arena:
@@ -63,10 +63,16 @@ class Arena:
     def bytes(self, offset: int, count: int) -> NDArray[np.uint8]:
         return self._bytes[offset : offset + count]
 
-    def _tensor(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
+    def tensor(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
+        """The memory at `offset` as a tensor."""
         if elements == 0:
             return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=elements, offset=offset)
+        key = (offset, elements, dtype)
+        if key not in self._views:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            self._views[key] = torch.frombuffer(self._map, dtype=dtype, count=elements, offset=offset)
+        return self._views[key]
 
     def offset_of(self, tensor: Tensor) -> int | None:
         """Where a contiguous tensor lies in the arena; None if it lies elsewhere."""
@@ -95,7 +101,13 @@ class Arena:
             self.unlock(offset)
 
     def close(self) -> None:
-        """Give the memory up in this process. Views of it must be gone, or it stays until they are."""
+        """Give the memory up in this process."""
+        self._views.clear()
+        del self._bytes, self._next
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # an interrupted call's frame, kept by its traceback, still has a view: the memory goes with it
         os.close(self.descriptor)
 
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import asdict
 from typing import Any
 
@@ -66,13 +67,12 @@ class LocalProcesses(Backend):
     ) -> list[Any]:
         require_choice("on_failure", on_failure, ("stop",))
         server = self._kept or ServerProcess()
-        arena = Arena.create()
         try:
-            return _Run(server, arena, program, workers, seed).wait(watch)
+            with _Run(server, program, workers, seed) as run:
+                return run.wait(watch)
         finally:
             if server is not self._kept:
                 server.stop()
-            arena.close()
 
 
 class ServerProcess:
@@ -105,31 +105,46 @@ class ServerProcess:
 class _Run:
     """One launch: orders given, workers watched, outcomes collected."""
 
-    def __init__(self, server: ServerProcess, arena: Arena, program: Program, workers: int, seed: int) -> None:
+    def __init__(self, server: ServerProcess, program: Program, workers: int, seed: int) -> None:
         self._server = server
-        self._arena = arena
         self._workers = workers
-        orders = Orders(
-            workers=workers,
-            seed=seed,
-            board=arena.allocate(Board.nbytes(workers)),
-            group=arena.allocate(Group.nbytes(workers)),
-            program=payload.store(arena, program),
-        )
-        self._board = Board(arena, orders.board, workers)
+        self._program = program
+        self._seed = seed
         self._alive = set(range(workers))
         self._results: list[Any] = [None] * workers
         self._received = b""
+        self._exits: deque[tuple[int, int]] = deque()  # (rank, exit code), not looked at yet
         self._suspicion: tuple[list[int], list[int]] | None = None
-        server.send({"orders": asdict(orders)}, [arena.descriptor])
+
+    def __enter__(self) -> _Run:
+        self._arena = Arena.create()
+        self._board_offset = self._arena.allocate(Board.nbytes(self._workers))
+        self._board = Board(self._arena, self._board_offset, self._workers)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        del self._board
+        self._arena.close()
+
+    def _give_orders(self) -> None:
+        arena, workers = self._arena, self._workers
+        orders = Orders(
+            workers=workers,
+            seed=self._seed,
+            board=self._board_offset,
+            group=arena.allocate(Group.nbytes(workers)),
+            program=payload.store(arena, self._program),
+        )
+        self._server.send({"orders": asdict(orders)}, [arena.descriptor])
 
     def wait(self, watch: Watcher | None) -> list[Any]:
         """Watch until all workers have ended; raise the first failure, with no worker left."""
+        self._give_orders()
         try:
             while self._alive:
-                for message in self._messages():
-                    if "rank" in message:
-                        self._collect(message["rank"], message["status"])
+                self._listen()
+                while self._exits:
+                    self._collect(*self._exits.popleft())
                 if watch:
                     watch(self._board.rows[:, STEPS].tolist())
                 self._look_for_deadlock()
@@ -138,20 +153,21 @@ class _Run:
             raise
         return self._results
 
-    def _messages(self) -> list[dict[str, Any]]:
-        """What the server has said; waits a moment for it."""
+    def _listen(self) -> None:
+        """Take in what the server says of workers that have ended; wait a moment for it."""
         ready, _, _ = select.select([self._server.socket], [], [], LOOK_SECONDS)
         if not ready:
-            return []
+            return
         received = self._server.socket.recv(1 << 16)
         if not received:
             raise WorkerLost("the server process of the local workers ended unexpectedly")
         *lines, self._received = (self._received + received).split(b"\n")
-        return [json.loads(line) for line in lines]
+        for message in map(json.loads, lines):
+            self._alive.discard(message["rank"])
+            self._exits.append((message["rank"], message["status"]))
 
     def _collect(self, rank: int, exit_code: int) -> None:
         """Take over what a worker that has ended left behind."""
-        self._alive.discard(rank)
         place = int(self._board.rows[rank, OUTCOME])
         if not place:
             step = int(self._board.rows[rank, STEPS])
@@ -167,11 +183,11 @@ class _Run:
 
     def _look_for_deadlock(self) -> None:
         """All wait, and each has looked twice since all wait: nobody can change anything any more."""
-        rows = self._board.rows[sorted(self._alive)]
-        if not len(rows) or (rows[:, STATE] != WAITING).any():
+        rows = self._board.rows[sorted(self._alive)].tolist()  # a copy, as of this moment
+        if not rows or any(row[STATE] != WAITING for row in rows):
             self._suspicion = None
             return
-        waits, looks = rows[:, WAITS].tolist(), rows[:, LOOKS].tolist()
+        waits, looks = [row[WAITS] for row in rows], [row[LOOKS] for row in rows]
         if self._suspicion is None or self._suspicion[0] != waits:
             self._suspicion = waits, looks
         elif all(now >= before + 2 for now, before in zip(looks, self._suspicion[1], strict=True)):
@@ -190,6 +206,6 @@ class _Run:
                 if time.monotonic() > deadline:
                     self._server.send({"signal": signal.SIGKILL}, [])
                     deadline += UNWIND_SECONDS
-                self._alive -= {message["rank"] for message in self._messages() if "rank" in message}
+                self._listen()
         except (OSError, WorkerLost):
             pass  # the server has gone, and its workers with it: they die with their parent

@@ -33,7 +33,7 @@ OPS = ("all_reduce", "all_gather", "broadcast", "barrier", "split", "shared")
 # Below this many bytes over all members, one reducer is faster than the hand-over to several.
 ONE_REDUCER_BYTES = 1 << 22
 # A chunk of the sum stays in the cache while every member's part is added to it and while it is written back.
-CHUNK_ELEMENTS = 1 << 16
+CHUNK_ELEMENTS = 1 << 17
 
 
 class Group:
@@ -136,16 +136,15 @@ class LocalComm(Comm):
         table, elements, view = self._table, tensor.numel(), self._seat.arena.tensor
         parts = [view(int(offset), elements, tensor.dtype) for offset in table[:, OFFSET]]
         # Members whose tensors lie in the arena find the result there; all others fetch it from the first of them.
-        targets = [part for part, direct in zip(parts, table[:, DIRECT], strict=True) if direct]
-        if len(targets) < self.size:
-            targets.append(parts[int(table[:, DIRECT].argmin())])
+        wanted = table[:, DIRECT].astype(bool)
+        wanted[wanted.argmin()] = True
         start, end = (elements * (self.rank + k) // reducers for k in (0, 1))
         for low in range(start, end, CHUNK_ELEMENTS):
-            high = min(low + CHUNK_ELEMENTS, end)
-            first, *others = (target[low:high] for target in targets)
-            reduce_in_rank_order([part[low:high] for part in parts], op, out=first)
-            for other in others:
-                other.copy_(first)
+            chunks = [part[low : min(low + CHUNK_ELEMENTS, end)] for part in parts]
+            reduce_in_rank_order(chunks, op, out=chunks[0])  # the first is wanted, or nobody's any more
+            for rank in range(1, self.size):
+                if wanted[rank]:
+                    chunks[rank].copy_(chunks[0])
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         return self._gather("all_gather", tensor)

@@ -1,9 +1,8 @@
 """The server: a process that has torch loaded, has no threads, and forks workers from itself.
 
 It speaks with the launcher over one socket, a JSON object a line. The launcher sends {"orders": …} with the arena's
-descriptor, or {"signal": n} for all workers that still live. The server answers {"pids": […]}, then {"rank": r,
-"status": s} for each worker that ends. When the launcher goes away, in whatever way, the socket ends, and the
-server ends its workers and itself.
+descriptor, or {"signal": n} for all workers that still live. The server says {"rank": r, "status": s} of each worker
+that ends. When the launcher goes away, in whatever way, the socket ends, and the server ends its workers and itself.
 """
 
 from __future__ import annotations
@@ -72,17 +71,16 @@ class Server:
         return bool(line)
 
     def _fork(self, descriptor: int, orders: Orders) -> None:
-        arena, bells = Arena(descriptor), Bells.create(orders.workers)
+        bells = Bells.create(orders.workers)
         for rank in range(orders.workers):
             process = os.fork()
             if process == 0:
-                self._become_worker(arena, bells, orders, rank)
+                self._become_worker(descriptor, bells, orders, rank)
             self._ranks[process] = rank
         bells.close()
-        arena.close()
-        self._tell({"pids": list(self._ranks)})
+        os.close(descriptor)
 
-    def _become_worker(self, arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
+    def _become_worker(self, descriptor: int, bells: Bells, orders: Orders, rank: int) -> None:
         """In the new process: run the program and never return."""
         code = 1
         try:
@@ -90,7 +88,7 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._launcher.close()
             os.close(self._alarm)
-            work(arena, bells, orders, rank)
+            work(Arena(descriptor), bells, orders, rank)
             code = 0
         except BaseException:  # nothing may climb up into the server's loop, of which this is a copy
             traceback.print_exc()

@@ -14,7 +14,7 @@ import torch
 from flockstep.backends.base import Backend, Program, Watcher
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
-from flockstep.backends.sim.randomness import CatchDraws, RandomStreams
+from flockstep.backends.sim.randomness import RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.comm import Meter
 from flockstep.errors import worker_error
@@ -63,9 +63,7 @@ class _Simulation:
 
     def __init__(self, backend: Simulator, program: Program, workers: int, seed: int) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._lanes = min(backend.lanes or cores, workers)
-        self._streams = RandomStreams(seed, workers)
-        self._scheduler = Scheduler(workers, self._lanes, self._streams)
+        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), RandomStreams(seed, workers))
         self._program = program
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0
@@ -108,11 +106,7 @@ class _Simulation:
         try:
             scheduler.begin(slot)
             comm.start_stopwatch()
-            if self._lanes > 1:
-                with CatchDraws(self._streams, slot.rank):
-                    self._results[slot.rank] = self._program(comm)
-            else:
-                self._results[slot.rank] = self._program(comm)
+            self._results[slot.rank] = self._program(comm)
         except BaseException as raised:  # whatever ended the program ends the run, and is raised by it
             error = raised
             if scheduler.error is None and not isinstance(raised, Cancelled):

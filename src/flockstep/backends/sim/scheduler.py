@@ -106,8 +106,10 @@ class Scheduler:
         if self._lanes == 1:
             return
         with self.mutex:
-            if slot.steps == 1 and all(other.steps or other.state == "done" for other in self.slots):
-                self._streams.open_lanes(slot.rank)
+            if is_step and slot.steps == 1:
+                self._streams.first_step_done(slot.rank)
+                if all(other.steps or other.state == "done" for other in self.slots):
+                    self._streams.open_lanes()
             self._advance()
 
     def end(self, slot: Slot, error: BaseException | None) -> None:

@@ -1,0 +1,213 @@
+"""The command line. Strategies' flags derive from their dataclasses: `--set field=value`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from flockstep import demo as demonstration
+from flockstep.data import ASSIGNMENTS
+from flockstep.errors import FlockstepError, InvalidField, unknown_name
+from flockstep.launch import BACKENDS
+from flockstep.network import PRESETS, Network
+from flockstep.strategies import STRATEGIES, Strategy, find_strategy
+from flockstep.tasks import TASKS
+from flockstep.training import run as train
+
+Row = tuple[str, str]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="flockstep")
+def cli() -> None:
+    """Train one PyTorch model on many workers that do not march in lockstep."""
+
+
+@cli.command()
+@click.argument("task")
+@click.argument("strategy")
+@click.option("--workers", default=8, show_default=True, help="How many workers.")
+@click.option("--backend", default="sim", show_default=True, help="Where they run: " + ", ".join(BACKENDS) + ".")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="A field of the strategy; repeatable.")
+@click.option("--epochs", type=int, help="Passes over the data.  [default: the task's]")
+@click.option("--batch-size", type=int, help="Samples of one worker's step.  [default: the task's]")
+@click.option("--assignment", default="disjoint", show_default=True, help="Which worker sees which samples.")
+@click.option("--network", help="The simulator's links, by preset name.  [default: lan-1g]")
+@click.option("--lanes", type=int, help="Simulated workers that compute side by side.  [default: one a core]")
+@click.option("--seed", default=0, show_default=True, help="Decides everything random.")
+@click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+def run(
+    task: str,
+    strategy: str,
+    workers: int,
+    backend: str,
+    settings: tuple[str, ...],
+    epochs: int | None,
+    batch_size: int | None,
+    assignment: str,
+    network: str | None,
+    lanes: int | None,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Train TASK with STRATEGY and print what came of it.
+
+    \b
+    flockstep run digits-mlp local_sgd --workers 8 --set period=8
+    flockstep run digits-mlp easgd --set period=4 --backend local --workers 4 --json
+    flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
+    """
+    if assignment not in ASSIGNMENTS:
+        raise unknown_name("assignment", assignment, ASSIGNMENTS)
+    sys.path.insert(0, "")  # a task of one's own in the current folder, as `python -m` would find it
+    result = train(
+        task,
+        make_strategy(strategy, settings),
+        workers,
+        backend,
+        epochs=epochs,
+        batch_size=batch_size,
+        assignment=ASSIGNMENTS[assignment](),
+        network=Network.preset(network) if network else None,
+        lanes=lanes,
+        seed=seed,
+    )
+    if out:
+        result.save(out)
+    if as_json:
+        click.echo(json.dumps({**result.config, "metrics": result.metrics, "history": result.history}))
+        return
+    table = Table("metric", "value", title=f"{task}, {strategy}, {workers} workers, {backend}")
+    for name, value in result.metrics.items():
+        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+    Console().print(table)
+
+
+@cli.command()
+@click.option("--workers", default=8, show_default=True, help="Simulated workers.")
+@click.option("--processes", default=2, show_default=True, help="Local processes.")
+@click.option("--epochs", default=10, show_default=True, help="Passes over the data.")
+@click.option("--seed", default=0, show_default=True, help="Decides everything random.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a run on stdout and nothing else there.")
+def demo(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
+    """Train handwritten digits with every strategy, simulated and on local processes, and compare.
+
+    \b
+    flockstep demo
+    flockstep demo --workers 64 --epochs 5 --json
+    """
+    demonstration.run(workers, processes, epochs, seed, as_json)
+
+
+def _tables() -> dict[str, Callable[[], list[Row]]]:
+    return {
+        "strategies": lambda: [(_usage(each), _first_line(each)) for each in STRATEGIES.values()],
+        "tasks": lambda: [(t.name, f"{t.epochs} epochs, batch {t.batch_size} a worker") for t in TASKS.values()],
+        "assignments": lambda: [(name, _first_line(each)) for name, each in ASSIGNMENTS.items()],
+        "backends": lambda: [(name, _first_line(each)) for name, each in BACKENDS.items()],
+        "networks": lambda: [
+            (name, f"{link.latency_seconds:g} s latency, {link.bytes_per_second:g} bytes/s")
+            for name, link in PRESETS.items()
+        ],
+    }
+
+
+@cli.command(name="list")
+@click.argument("what", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_names(what: str | None, as_json: bool) -> None:
+    """List strategies, tasks, assignments, backends or networks; all of them by default.
+
+    \b
+    flockstep list
+    flockstep list strategies
+    """
+    tables = _tables()
+    if what is not None and what not in tables:
+        raise unknown_name("list", what, tables)
+    chosen = {name: rows() for name, rows in tables.items() if what in (None, name)}
+    if as_json:
+        click.echo(json.dumps({name: dict(rows) for name, rows in chosen.items()}))
+        return
+    for name, rows in chosen.items():
+        table = Table("name", "what it is", title=name, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+
+
+def make_strategy(name: str, settings: Sequence[str]) -> Strategy[Any]:
+    """`local_sgd` and `["period=8"]` give `LocalSGD(period=8)`."""
+    kind = find_strategy(name)
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for setting in settings:
+        field, equals, text = setting.partition("=")
+        if not equals:
+            raise InvalidField(f"'--set' must be FIELD=VALUE (got {setting!r})")
+        if field not in fields:
+            raise unknown_name(f"field of {name}", field, fields)
+        values[field] = _parse(field, text, hints[field])
+    for field in fields.values():
+        if field.default is dataclasses.MISSING and field.name not in values:
+            raise InvalidField(f"{field.name!r} of {name} must be given: --set {field.name}=…")
+    return kind(**values)
+
+
+def _parse(field: str, text: str, hint: Any) -> Any:
+    """Read `text` as what the field's type says: a number, a text, a truth value, or none."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if text.lower() == "none" and types.NoneType in kinds:
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float, str):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    names = " or ".join("none" if kind is types.NoneType else kind.__name__ for kind in kinds)
+    raise InvalidField(f"{field!r} must be {names} (got {text!r})")
+
+
+def _usage(strategy: type[Strategy[Any]]) -> str:
+    """`local_sgd period momentum=keep`."""
+    parts = [strategy.name]
+    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
+        required = field.default is dataclasses.MISSING
+        parts.append(field.name if required else f"{field.name}={str(field.default).lower()}")
+    return " ".join(parts)
+
+
+def _first_line(documented: type) -> str:
+    return (documented.__doc__ or "").strip().splitlines()[0]
+
+
+def main() -> NoReturn:
+    """Run the command; what goes wrong on purpose is one line on stderr."""
+    try:
+        cli.main(standalone_mode=False)
+    except FlockstepError as error:
+        click.echo(f"flockstep: {error}", err=True)
+        sys.exit(1)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("flockstep: interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)

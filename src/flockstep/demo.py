@@ -1,0 +1,81 @@
+"""The main job on embedded data: every strategy, simulated and on local processes, side by side."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from flockstep.backends.base import Backend
+from flockstep.backends.local import LocalProcesses
+from flockstep.backends.sim import Simulator
+from flockstep.network import Network
+from flockstep.result import Result
+from flockstep.strategies import EASGD, EAWild, Independent, LocalSGD, Strategy, SyncSGD, described
+from flockstep.training import run as train
+
+TASK = "digits-mlp"
+NETWORK = "lan-1g"
+STRATEGIES: tuple[Strategy[Any], ...] = (
+    SyncSGD(),
+    LocalSGD(period=8),
+    EASGD(period=4),
+    EAWild(period=4),
+    Independent(),
+)
+
+
+def run(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
+    """Train, show progress on stderr, print a table (or a JSON object a run) on stdout."""
+    results: list[tuple[str, int, Strategy[Any], Result]] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress, LocalProcesses() as local:
+        places: tuple[tuple[str, int, Backend], ...] = (
+            ("sim", workers, Simulator(network=Network.preset(NETWORK))),
+            ("local", processes, local),
+        )
+        bar = progress.add_task("", total=len(places) * len(STRATEGIES))
+        for place, count, backend in places:
+            for strategy in STRATEGIES:
+                progress.update(bar, description=f"{strategy.name} on {count} workers, {place}")
+                result = train(TASK, strategy, count, backend, epochs=epochs, seed=seed, progress=False)
+                results.append((place, count, strategy, result))
+                progress.advance(bar)
+    if as_json:
+        for place, _, _, result in results:
+            click.echo(json.dumps({**result.config, "backend": place, "metrics": result.metrics}))
+        return
+    _print(results, epochs)
+
+
+def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -> None:
+    table = Table(title=f"{TASK}, {epochs} epochs; simulated network: {NETWORK}")
+    for name in ("backend", "strategy"):
+        table.add_column(name, no_wrap=True)
+    for name in ("workers", "accuracy", "seconds", "megabytes", "exchanges"):
+        table.add_column(name, justify="right")
+    previous = None
+    for place, count, strategy, result in results:
+        metrics = result.metrics
+        if previous not in (None, place):
+            table.add_section()
+        previous = place
+        table.add_row(
+            place,
+            described(strategy),
+            str(count),
+            f"{metrics['test_accuracy']:.1%}",
+            f"{metrics['seconds']:.3f}",
+            f"{metrics['bytes_sent'] / 1e6:.2f}",
+            f"{metrics['exchanges']:.0f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        "accuracy on the test set; seconds are virtual for sim, wall-clock for local;\n"
+        "megabytes sent by all workers together; exchanges of one worker.\n"
+        "One seed says little: repeat with --seed before you believe a difference."
+    )

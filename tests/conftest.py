@@ -1,0 +1,77 @@
+"""Fixtures: every backend under one name, and a check that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import flockstep as fs
+from tests.core_only import CoreOnly
+
+Launch = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def local() -> Iterator[fs.LocalProcesses]:
+    """Local processes with a server that is kept for the whole session, to be fast."""
+    with fs.LocalProcesses() as backend:
+        yield backend
+
+
+def _launcher(request: pytest.FixtureRequest, name: str) -> Launch:
+    backend: Any = {
+        "sim": fs.Simulator,
+        "sim-2-lanes": lambda: fs.Simulator(lanes=2),
+        "core-only": CoreOnly,
+        "local": lambda: request.getfixturevalue("local"),
+    }[name]()
+    return lambda program, workers, **options: fs.launch(program, workers, backend, **options)
+
+
+@pytest.fixture(params=["sim", "sim-2-lanes", "core-only", "local"])
+def launch(request: pytest.FixtureRequest) -> Launch:
+    """`fs.launch` on each backend in turn, and on one that supplies only the required core."""
+    return _launcher(request, request.param)
+
+
+@pytest.fixture(params=["sim", "local"])
+def backend(request: pytest.FixtureRequest) -> fs.Backend:
+    return fs.Simulator() if request.param == "sim" else request.getfixturevalue("local")
+
+
+def _belongings() -> dict[str, Any]:
+    """What a test could leave behind: threads, processes, shared memory, open files and sockets, temporary files."""
+    return {
+        "threads": {thread for thread in threading.enumerate() if thread.name.startswith("flockstep")},
+        "processes": {child.pid for child in psutil.Process().children(recursive=True)},
+        "shared memory": {path.name for path in Path("/dev/shm").glob("*")},
+        "descriptors": psutil.Process().num_fds(),
+        "temporary files": {path.name for path in Path("/tmp").glob("*flockstep*")},
+        "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),
+        "intra-op threads": torch.get_num_threads(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "local" in request.fixturenames or "local" in request.node.name:
+        request.getfixturevalue("local")  # its server belongs to the session, not to the test
+    before = _belongings()
+    yield
+    deadline = time.monotonic() + 2
+    while (after := _belongings()) != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for what, was in before.items():
+        now = after[what]
+        if isinstance(was, set):
+            assert not now - was, f"the test left {what} behind: {now - was}"
+        else:
+            assert now == was, f"the test changed {what}"
