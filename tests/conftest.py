@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+import sklearn.datasets  # noqa: F401  these two set environment variables when they are first imported
 import torch
+import torch._dynamo
 
 import flockstep as fs
 from tests.core_only import CoreOnly
@@ -52,7 +54,8 @@ def _belongings() -> dict[str, Any]:
     return {
         "threads": {thread for thread in threading.enumerate() if thread.name.startswith("flockstep")},
         "processes": {child.pid for child in psutil.Process().children(recursive=True)},
-        "shared memory": {path.name for path in Path("/dev/shm").glob("*")},
+        # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
+        "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},
         "descriptors": psutil.Process().num_fds(),
         "temporary files": {path.name for path in Path("/tmp").glob("*flockstep*")},
         "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),

@@ -31,9 +31,10 @@ _SERVE = """
 import gc
 gc.disable()
 import json, sys
-sys.path[:] = json.loads(sys.argv[2])
+descriptor, path, arguments = json.loads(sys.argv[1])
+sys.path[:], sys.argv[:] = path, arguments
 from flockstep.backends.local.server import main
-main(int(sys.argv[1]))
+main(descriptor)
 """
 
 
@@ -81,9 +82,10 @@ class ServerProcess:
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
-            # A session of its own: Ctrl-C in a terminal must reach the launcher alone.
+            # Workers import what the launcher can import and see its arguments. A session of their own: Ctrl-C in a
+            # terminal must reach the launcher alone.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(theirs.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-c", _SERVE, json.dumps([theirs.fileno(), sys.path, sys.argv])],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -94,7 +94,7 @@ class _Simulation:
         finally:
             self._join()
         if scheduler.error is not None:
-            raise worker_error(self._failed_rank, scheduler.error) from scheduler.error.__cause__
+            raise worker_error(self._failed_rank, scheduler.error)
         if watch:
             watch([slot.steps for slot in scheduler.slots])
         return self._results
