@@ -14,9 +14,9 @@ import pytest
 import sklearn.datasets  # noqa: F401  these two set environment variables when they are first imported
 import torch
 import torch._dynamo
+from tests.core_only import CoreOnly
 
 import flockstep as fs
-from tests.core_only import CoreOnly
 
 Launch = Callable[..., list[Any]]
 

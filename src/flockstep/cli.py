@@ -155,12 +155,12 @@ def make_strategy(name: str, settings: Sequence[str]) -> Strategy[Any]:
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for setting in settings:
-        field, equals, text = setting.partition("=")
+        key, equals, text = setting.partition("=")
         if not equals:
             raise InvalidField(f"'--set' must be FIELD=VALUE (got {setting!r})")
-        if field not in fields:
-            raise unknown_name(f"field of {name}", field, fields)
-        values[field] = _parse(field, text, hints[field])
+        if key not in fields:
+            raise unknown_name(f"field of {name}", key, fields)
+        values[key] = _parse(key, text, hints[key])
     for field in fields.values():
         if field.default is dataclasses.MISSING and field.name not in values:
             raise InvalidField(f"{field.name!r} of {name} must be given: --set {field.name}=…")

@@ -1,14 +1,14 @@
 """Everything Flockstep raises on purpose.
 
-    FlockstepError
-    ├── InvalidField     a value breaks the rule of its field        (also a ValueError)
-    ├── UnknownName      no such strategy, task, backend, …          (also a ValueError)
-    ├── MismatchError    workers called different collectives, or with different tensors
-    ├── DeadlockError    every worker waits for another
-    ├── WorkerError      a worker's own code raised                  (also of the type that it raised)
-    ├── WorkerLost       a worker's process ended without a word
-    ├── NonFiniteLoss    a loss became infinite or not a number
-    └── ResultError      a folder does not hold a result that can be read
+FlockstepError
+├── InvalidField     a value breaks the rule of its field        (also a ValueError)
+├── UnknownName      no such strategy, task, backend, …          (also a ValueError)
+├── MismatchError    workers called different collectives, or with different tensors
+├── DeadlockError    every worker waits for another
+├── WorkerError      a worker's own code raised                  (also of the type that it raised)
+├── WorkerLost       a worker's process ended without a word
+├── NonFiniteLoss    a loss became infinite or not a number
+└── ResultError      a folder does not hold a result that can be read
 """
 
 from __future__ import annotations

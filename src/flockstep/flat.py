@@ -8,7 +8,7 @@ non-persistent buffers stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, is_
 
 import torch
@@ -98,9 +98,7 @@ def _persistent_float_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{prefix}.{name}" if prefix else name), buffer
 
 
-def _require_uniform(
-    model: nn.Module, buffers: dict[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> None:
+def _require_uniform(model: nn.Module, buffers: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
     """One flat tensor can hold only one dtype on one device."""
     trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     for name, tensor in (*trainable, *buffers.items()):
@@ -111,7 +109,7 @@ def _require_uniform(
             )
 
 
-def _placed(tensors: list[Tensor], start: int) -> Iterator[tuple[Tensor, int]]:
+def _placed(tensors: Sequence[Tensor], start: int) -> Iterator[tuple[Tensor, int]]:
     for tensor in tensors:
         yield tensor, start
         start += tensor.numel()

@@ -20,7 +20,7 @@ def steps_bar(title: str, steps: int, show: bool | None) -> Iterator[Watcher | N
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=show is None) as progress:
         bar = progress.add_task(title, total=steps)
 
         def watch(done: Sequence[int]) -> None:

@@ -57,8 +57,14 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         state = self._model.state_dict() if self._model is not None else self._model_state
         # safetensors refuses tensors that share memory, as views of a flat tensor and tied weights do.
-        save_file({name: value.detach().cpu().clone() for name, value in state.items()}, folder / "model.safetensors")
-        save_file({str(rank): value.cpu() for rank, value in enumerate(self.replicas)}, folder / "replicas.safetensors")
+        save_file(
+            {name: value.detach().cpu().clone() for name, value in state.items()},
+            folder / "model.safetensors",
+        )
+        save_file(
+            {str(rank): value.cpu() for rank, value in enumerate(self.replicas)},
+            folder / "replicas.safetensors",
+        )
         content = {
             "format": FORMAT,
             "config": self.config,

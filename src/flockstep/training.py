@@ -79,6 +79,7 @@ def run(
         result.metrics["test_accuracy"], result.metrics["bytes_sent"]
     """
     require_integer("workers", workers, 1)
+    require_integer("seed", seed, 0)
     require(isinstance(strategy, Strategy), "strategy", "be a strategy such as fs.LocalSGD(period=8)", strategy)
     chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
     job = Job(

@@ -33,9 +33,7 @@ class Worker:
     nobody to talk to and is not asked.
     """
 
-    def __init__(
-        self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy[Any]
-    ) -> None:
+    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy[Any]) -> None:
         self.comm = comm
         self.model = model
         self.optimizer = optimizer

@@ -45,7 +45,15 @@ def fingerprint(strategy, dropout, seed=0, lanes=1):
     )
     uneven = fs.Compute(0.01, jitter=0.4, slow={1: 1.7})
     result = fs.run(
-        task, strategy, workers=6, epochs=3, batch_size=5, compute=uneven, lanes=lanes, seed=seed, progress=False
+        task,
+        strategy,
+        workers=6,
+        epochs=3,
+        batch_size=5,
+        compute=uneven,
+        lanes=lanes,
+        seed=seed,
+        progress=False,
     )
     digest = hashlib.sha256()
     for tensor in (*result.replicas, *result.model.state_dict().values()):

@@ -95,7 +95,8 @@ def test_a_message_of_another_size_is_an_error(launch):
 
 
 @pytest.mark.parametrize(
-    ("peer", "rule"), [(1, "be another worker than the caller"), (2, "be a rank from 0 to 1"), (-1, "be a rank")]
+    ("peer", "rule"),
+    [(1, "be another worker than the caller"), (2, "be a rank from 0 to 1"), (-1, "be a rank")],
 )
 def test_a_peer_must_be_another_member(launch, peer, rule):
     def program(comm):

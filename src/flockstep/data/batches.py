@@ -39,9 +39,7 @@ class Plan:
             yield self.fetch(chosen), len(chosen)
 
 
-def plan(
-    dataset: Any, batch_size: int, assignment: Assignment, workers: int, rank: int, seed: int
-) -> Plan:
+def plan(dataset: Any, batch_size: int, assignment: Assignment, workers: int, rank: int, seed: int) -> Plan:
     """The part of `rank`. `dataset` is a map-style dataset, a tensor or array, or a tuple of these."""
     require_integer("batch_size", batch_size, 1)
     source = as_tensors(dataset)

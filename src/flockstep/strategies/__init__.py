@@ -17,7 +17,17 @@ STRATEGIES: dict[str, type[Strategy[Any]]] = {
     strategy.name: strategy for strategy in (SyncSGD, Independent, LocalSGD, EASGD, EAWild)
 }
 
-__all__ = ["EASGD", "STRATEGIES", "EAWild", "Independent", "LocalSGD", "Strategy", "SyncSGD", "described", "find_strategy"]
+__all__ = [
+    "EASGD",
+    "STRATEGIES",
+    "EAWild",
+    "Independent",
+    "LocalSGD",
+    "Strategy",
+    "SyncSGD",
+    "described",
+    "find_strategy",
+]
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
@@ -29,8 +39,9 @@ def find_strategy(name: str) -> type[Strategy[Any]]:
 
 def described(strategy: Strategy[Any]) -> str:
     """`LocalSGD(period=8)`: the strategy with the fields that differ from their defaults."""
-    fields = dataclasses.fields(strategy) if dataclasses.is_dataclass(strategy) else ()
-    given = [
-        f"{field.name}={value!r}" for field in fields if (value := getattr(strategy, field.name)) != field.default
-    ]
+    given = []
+    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
+        value = getattr(strategy, field.name)
+        if value != field.default:
+            given.append(f"{field.name}={value!r}")
     return f"{type(strategy).__name__}({', '.join(given)})"

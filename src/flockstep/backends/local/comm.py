@@ -155,7 +155,9 @@ class LocalComm(Comm):
         parts = []
         for rank in range(self.size):
             part = self._region(rank, tensor.dtype).to(tensor.device, copy=True)
-            parts.append(part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *tensor.shape[1:]))
+            parts.append(
+                part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *tensor.shape[1:])
+            )
         return parts
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
@@ -180,7 +182,14 @@ class LocalComm(Comm):
         if own is None and stage is not False:
             offset = self._stage(tensor)
         row = self._table[self.rank]
-        row[OP:DONE] = OPS.index(call), arg, DTYPES.index(tensor.dtype), tensor.numel(), offset, own is not None
+        row[OP:DONE] = (
+            OPS.index(call),
+            arg,
+            DTYPES.index(tensor.dtype),
+            tensor.numel(),
+            offset,
+            own is not None,
+        )
         row[SEQ] = self._seq  # last: it says that the rest of the row is there
         if self._table[:, SEQ].min() >= self._seq:
             self._seat.ring(self._group.ranks)
@@ -205,7 +214,8 @@ class LocalComm(Comm):
 
     @property
     def _table(self) -> NDArray[np.int64]:
-        return self._group.tables[self._seq % 2]
+        table: NDArray[np.int64] = self._group.tables[self._seq % 2]
+        return table
 
     def _region(self, rank: int, dtype: torch.dtype) -> Tensor:
         row = self._table[rank]

@@ -24,16 +24,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.numel():
             elements = obj.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            buffer = pickle.PickleBuffer(elements)
+            buffer = pickle.PickleBuffer(elements.data)
             return _rebuild_tensor, (buffer, obj.dtype, tuple(obj.shape), obj.requires_grad)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)  # cloudpickle knows plain modules, not torch.backends
         return super().reducer_override(obj)
 
 
-def _rebuild_tensor(
-    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
-) -> Tensor:
+def _rebuild_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype).view(shape).requires_grad_(requires_grad)
 
 
@@ -57,9 +55,7 @@ def load_private(arena: Arena, offset: int) -> Any:
     """Read a value without copying its tensors. What this process changes in them, no other process sees."""
     length = int(arena.words(offset, 1)[0])
     page_start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    pages = mmap.mmap(
-        arena.descriptor, offset - page_start + length, access=mmap.ACCESS_COPY, offset=page_start
-    )
+    pages = mmap.mmap(arena.descriptor, offset - page_start + length, access=mmap.ACCESS_COPY, offset=page_start)
     return _load(memoryview(pages)[offset - page_start :])
 
 

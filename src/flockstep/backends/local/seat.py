@@ -1,10 +1,10 @@
 """A worker's seat: how processes wait for each other, and what the others and the launcher can see of it.
 
-State that processes tell each other stands in the arena, every word with a single writer. To wait is to look at it, and
-to sleep at one's bell (a pipe) until somebody who changed it rings. No wake-up is lost: a sleeper says that it
-sleeps before it looks the last time, a ringer looks who sleeps after it wrote. Sleepers look up ten times a second all the
-same. That makes deadlock a fact that the launcher can see: when all workers wait, and each has looked again since then in
-vain, nobody is left who could change anything.
+State that processes tell each other stands in the arena, every word with a single writer. To wait is to look at it,
+and to sleep at one's bell (a pipe) until somebody who changed it rings. No wake-up is lost: a sleeper says that it
+sleeps before it looks the last time, a ringer looks who sleeps after it wrote. Sleepers look up ten times a second all
+the same. That makes deadlock a fact that the launcher can see: when all workers wait, and each has looked again since
+then in vain, nobody is left who could change anything.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Board:
         self._texts[rank, : len(encoded)] = np.frombuffer(encoded, dtype=np.uint8)
 
     def said(self, rank: int) -> str:
-        return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+        text: bytes = self._texts[rank].tobytes()
+        return text.split(b"\0", 1)[0].decode(errors="replace")
 
 
 @dataclass(frozen=True)

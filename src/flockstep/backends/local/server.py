@@ -17,8 +17,6 @@ import sys
 import traceback
 from typing import Any
 
-import torch._dynamo  # torch loads it with the first optimizer: over a second, better spent once than by each worker
-
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.seat import Bells
 from flockstep.backends.local.worker_process import Orders, work
@@ -47,11 +45,11 @@ class Server:
     def serve(self) -> None:
         try:
             while True:
-                ready, _, _ = select.select([self._launcher, self._alarm], [], [])
+                ready, _, _ = select.select([self._launcher.fileno(), self._alarm], [], [])
                 if self._alarm in ready:
                     os.read(self._alarm, 4096)
                     self._reap()
-                if self._launcher in ready and not self._obey():
+                if self._launcher.fileno() in ready and not self._obey():
                     return
         finally:
             self._signal(signal.SIGKILL)
@@ -90,7 +88,7 @@ class Server:
             os.close(self._alarm)
             work(Arena(descriptor), bells, orders, rank)
             code = 0
-        except BaseException:  # nothing may climb up into the server's loop, of which this is a copy
+        except BaseException:  # noqa: BLE001  nothing may climb up into the server's loop, of which this is a copy
             traceback.print_exc()
         finally:
             sys.stderr.flush()

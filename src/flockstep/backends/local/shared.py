@@ -22,7 +22,14 @@ class LocalShared(SharedTensor):
     """A tensor in the arena. Nothing is locked but by `lock()`, which the kernel frees if its holder dies."""
 
     def __init__(
-        self, seat: Seat, offset: int, name: str, like: Tensor, ranks: tuple[int, ...], rank: int, meter: Meter
+        self,
+        seat: Seat,
+        offset: int,
+        name: str,
+        like: Tensor,
+        ranks: tuple[int, ...],
+        rank: int,
+        meter: Meter,
     ) -> None:
         self.name = name
         self.shape = like.shape

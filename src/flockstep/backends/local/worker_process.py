@@ -79,14 +79,14 @@ def _run(seat: Seat, orders: Orders) -> Outcome:
         return Outcome(program(comm))
     except Stopped:
         raise
-    except BaseException as error:  # whatever ended the program is the run's to raise, in the launcher
+    except BaseException as error:  # noqa: BLE001  whatever ended the program is the launcher's to raise
         return Outcome(error=error, trace=traceback.format_exc())
 
 
 def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
     try:
         return payload.store(arena, outcome)
-    except Exception as error:  # pickle raises whatever the objects it meets raise
+    except Exception as error:  # noqa: BLE001  pickle raises whatever the objects it meets raise
         what = "its error" if outcome.error is not None else "what its program returned"
         message = f"rank {rank} cannot send {what} to the launcher: {error}"
         return payload.store(arena, Outcome(error=FlockstepError(message), trace=outcome.trace))

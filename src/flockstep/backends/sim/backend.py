@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.comm import Meter
 from flockstep.errors import worker_error
 from flockstep.fields import require_choice, require_integer
-from flockstep.network import Network
+from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1
 PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as daemon threads
@@ -29,8 +29,8 @@ PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as 
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core)."""
 
-    network: Network = Network.preset("lan-1g")
-    compute: Compute = Compute()
+    network: Network = PRESETS["lan-1g"]
+    compute: Compute = field(default_factory=Compute)
     lanes: int | None = None
 
     def __post_init__(self) -> None:
@@ -71,7 +71,13 @@ class _Simulation:
         world = Group(ranks, backend.network.between(ranks))
         self._comms = [
             SimComm(
-                self._scheduler, world, rank, seed, backend.network, backend.compute.stopwatch(seed, rank), Meter()
+                self._scheduler,
+                world,
+                rank,
+                seed,
+                backend.network,
+                backend.compute.stopwatch(seed, rank),
+                Meter(),
             )
             for rank in ranks
         ]
@@ -79,9 +85,7 @@ class _Simulation:
     def run(self, watch: Watcher | None) -> list[Any]:
         scheduler = self._scheduler
         for slot in scheduler.slots:
-            slot.thread = threading.Thread(
-                target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True
-            )
+            slot.thread = threading.Thread(target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True)
             slot.thread.start()
         try:
             scheduler.start()
@@ -107,7 +111,7 @@ class _Simulation:
             scheduler.begin(slot)
             comm.start_stopwatch()
             self._results[slot.rank] = self._program(comm)
-        except BaseException as raised:  # whatever ended the program ends the run, and is raised by it
+        except BaseException as raised:  # noqa: BLE001  whatever ended the program ends the run, which raises it
             error = raised
             if scheduler.error is None and not isinstance(raised, Cancelled):
                 self._failed_rank = slot.rank

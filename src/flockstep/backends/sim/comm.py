@@ -92,9 +92,7 @@ class SimComm(Comm):
 
         group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
         rank = group.ranks.index(self._slot.rank)
-        return SimComm(
-            self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
-        )
+        return SimComm(self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter)
 
     def shared(self, name: str, like: Tensor) -> SharedTensor:
         def settle(values: list[Tensor]) -> Home:
@@ -151,9 +149,7 @@ class SimComm(Comm):
 
         call = f"all_reduce({op}) of {signature(tensor)}"
         link, size = self._group.link, self.size
-        result = self._collective(
-            call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes)
-        )
+        result = self._collective(call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes))
         tensor.copy_(result)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:

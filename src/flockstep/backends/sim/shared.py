@@ -53,9 +53,7 @@ class Home:
 class SimShared(SharedTensor):
     """One worker's handle on a home."""
 
-    def __init__(
-        self, name: str, home: Home, scheduler: Scheduler, slot: Slot, rank: int, meter: Meter
-    ) -> None:
+    def __init__(self, name: str, home: Home, scheduler: Scheduler, slot: Slot, rank: int, meter: Meter) -> None:
         self.name = name
         self.shape = home.value.shape
         self.dtype = home.value.dtype
@@ -73,7 +71,9 @@ class SimShared(SharedTensor):
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         self._transfer(
-            "add", lambda: self._home.value.add_(tensor.to(self._home.value), alpha=scale), costs.message_seconds
+            "add",
+            lambda: self._home.value.add_(tensor.to(self._home.value), alpha=scale),
+            costs.message_seconds,
         )
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:

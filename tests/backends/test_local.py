@@ -1,0 +1,165 @@
+"""What is particular to local processes: what travels, what is shared, what is not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import flockstep as fs
+from flockstep.backends.local import payload
+from flockstep.backends.local.arena import Arena
+
+
+@pytest.fixture
+def arena():
+    made = Arena.create()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(7),
+        torch.randn(3, 5).t(),
+        torch.zeros(0, 3),
+        torch.tensor(3.5, dtype=torch.bfloat16),
+        torch.randn(4, requires_grad=True),
+        np.arange(12.0).reshape(3, 4),
+        {"nested": [torch.ones(2), "text", None], 3: (4, 5)},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("load", [payload.load_private, payload.load_copy])
+def test_values_come_back_as_they_went(arena, value, load):
+    loaded = load(arena, payload.store(arena, value))
+    if isinstance(value, torch.Tensor):
+        assert loaded.dtype is value.dtype
+        assert loaded.requires_grad == value.requires_grad
+        assert loaded.shape == value.shape
+        assert torch.equal(loaded, value)
+    else:
+        assert repr(loaded) == repr(value)
+
+
+def test_a_view_travels_without_what_it_is_a_view_of(arena):
+    large = torch.zeros(10_000_000)
+    before = arena.allocate(0)
+    payload.store(arena, large[5:8])
+    assert arena.allocate(0) - before < 10_000
+
+
+def test_allocations_are_aligned_zeroed_and_apart(arena):
+    first, second = arena.allocate(100), arena.allocate(1)
+    assert first % 64 == second % 64 == 0
+    assert second - first >= 100
+    tensor = arena.tensor(first, 25, torch.float32)
+    assert not tensor.any()
+    assert arena.offset_of(tensor) == first
+    assert arena.offset_of(torch.zeros(3)) is None
+
+
+def test_workers_do_not_see_what_others_change_in_the_programs_data(local):
+    data = torch.zeros(1000)
+
+    def program(comm):
+        comm.barrier()
+        data.add_(comm.rank + 1)
+        comm.barrier()
+        return float(data[0])
+
+    assert fs.launch(program, 3, local) == [1.0, 2.0, 3.0]
+    assert float(data[0]) == 0.0
+
+
+def test_a_programs_data_is_not_copied_for_each_worker(local):
+    data = torch.ones(50_000_000)  # 200 MB
+
+    def program(comm):
+        before = psutil.Process().memory_info()
+        total = float(data.sum())
+        private = psutil.Process().memory_full_info().uss
+        return total, private, before.rss
+
+    for total, private, _ in fs.launch(program, 2, local):
+        assert total == 50_000_000
+        assert private < 150e6  # the data would be 200 MB on its own
+
+
+def test_closures_local_classes_and_lambdas_are_programs(local):
+    factor = 3
+
+    class Net(torch.nn.Linear):
+        pass
+
+    def program(comm):
+        return Net(1, factor), torch.backends.mkldnn.is_available()
+
+    models = fs.launch(program, 2, local)
+    assert [model.out_features for model, _ in models] == [3, 3]
+    assert fs.launch(lambda comm: comm.rank * factor, 2, local) == [0, 3]
+
+
+def test_workers_see_the_callers_arguments_and_import_path():
+    assert fs.launch(lambda comm: (sys.argv, sys.path), 1, "local")[0] == (sys.argv, sys.path)
+
+
+def test_a_kept_server_is_fast_and_a_launch_of_eight_takes_no_time(local):
+    fs.launch(lambda comm: None, 8, local)
+    pids = set(fs.launch(lambda comm: os.getppid(), 8, local))
+    assert len(pids) == 1
+
+
+def test_each_worker_is_a_process(local):
+    pids = fs.launch(lambda comm: os.getpid(), 4, local)
+    assert len({*pids, os.getpid()}) == 5
+
+
+def test_flat_parameters_live_in_shared_memory_and_are_exchanged_where_they_lie(local):
+    def program(comm):
+        model = torch.nn.Linear(10, 10)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD())
+        arena = comm._seat.arena
+        return all(arena.offset_of(t) is not None for t in (worker.flat.state, worker.flat.gradients))
+
+    assert fs.launch(program, 2, local) == [True, True]
+
+
+def test_the_clock_is_the_walls(local):
+    def program(comm):
+        before = comm.now()
+        time.sleep(0.1)
+        comm.elapse(100.0)
+        return before, comm.now() - before
+
+    for before, passed in fs.launch(program, 2, local):
+        assert 0 <= before < 1
+        assert 0.1 <= passed < 2
+
+
+def test_a_lock_outlives_no_holder(local):
+    """The kernel frees the lock of a process that ends, so one that forgets to is not in the way."""
+
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(1))
+        if comm.rank == 0:
+            shared._acquire()
+            comm.send(torch.zeros(1), 1)
+            return True
+        comm.recv(torch.zeros(1), 0)
+        with shared.lock():
+            return True
+
+    assert fs.launch(program, 2, local) == [True, True]
+
+
+def test_prints_of_workers_reach_the_callers_stdout(capfd):
+    fs.launch(lambda comm: print("hello from", comm.rank), 2, "local")
+    out = capfd.readouterr().out
+    assert sorted(out.splitlines()) == ["hello from 0", "hello from 1"]

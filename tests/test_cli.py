@@ -1,0 +1,116 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import flockstep as fs
+from flockstep.cli import make_strategy
+
+
+def flockstep(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("place", [["--workers", "8"], ["--backend", "local", "--workers", "2"]])
+def test_run_prints_one_json_object_and_nothing_else(place):
+    done = flockstep("run", "digits-mlp", "local_sgd", *place, "--set", "period=8", "--epochs", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["fields"]["period"] == 8
+    assert printed["metrics"]["test_accuracy"] > 0.5
+    assert len(printed["history"]) == 2
+    assert done.stderr == ""
+
+
+def test_run_prints_a_table_and_saves_the_result(tmp_path):
+    done = flockstep("run", "digits-mlp", "sync_sgd", "--epochs", "1", "--out", str(tmp_path / "r"))
+    assert done.returncode == 0, done.stderr
+    assert "test_accuracy" in done.stdout
+    assert fs.load_result(tmp_path / "r").config["strategy"] == "sync_sgd"
+
+
+def test_a_task_in_the_current_folder_is_found(tmp_path):
+    (tmp_path / "here.py").write_text("from flockstep.tasks import TASKS\nmine = TASKS['digits-mlp']\n")
+    done = flockstep("run", "here:mine", "independent", "--epochs", "1", "--workers", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["task"] == "here:mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["run", "digits-mlp", "sync_sdg"],
+            "unknown strategy 'sync_sdg'; known: ea_wild, easgd, independent, ",
+        ),
+        (["run", "digits", "sync_sgd"], "unknown task 'digits'; known: digits-mlp"),
+        (["run", "digits-mlp", "sync_sgd", "--backend", "moon"], "unknown backend 'moon'; known: local, sim"),
+        (["run", "digits-mlp", "sync_sgd", "--network", "moon"], "unknown network 'moon'; known: ideal"),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--assignment", "moon"],
+            "unknown assignment 'moon'; known: disjoint",
+        ),
+        (["run", "digits-mlp", "local_sgd"], "'period' of local_sgd must be given: --set period=…"),
+        (["run", "digits-mlp", "local_sgd", "--set", "period=0"], "'period' must be at least 1 (got 0)"),
+        (["run", "digits-mlp", "local_sgd", "--set", "period=x"], "'period' must be int or none (got 'x')"),
+        (
+            ["run", "digits-mlp", "local_sgd", "--set", "perod=3"],
+            "unknown field of local_sgd 'perod'; known: momentum, period",
+        ),
+        (["run", "digits-mlp", "local_sgd", "--set", "period"], "'--set' must be FIELD=VALUE (got 'period')"),
+        (["list", "strategy"], "unknown list 'strategy'; known: assignments, backends"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(arguments, message):
+    done = flockstep(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"flockstep: {message}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_list_names_everything():
+    listed = json.loads(flockstep("list", "--json").stdout)
+    assert set(listed) == {"strategies", "tasks", "assignments", "backends", "networks"}
+    assert {usage.split()[0] for usage in listed["strategies"]} == {
+        "sync_sgd", "independent", "local_sgd", "easgd", "ea_wild",
+    }  # fmt: skip
+    assert "local_sgd" in flockstep("list", "strategies").stdout
+
+
+def test_help_shows_examples():
+    assert "flockstep run digits-mlp local_sgd --workers 8 --set period=8" in flockstep("run", "--help").stdout
+
+
+def test_demo_compares_all_strategies_on_both_backends():
+    done = flockstep("demo", "--epochs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(run["backend"], run["strategy"]) for run in runs] == [
+        (place, strategy)
+        for place in ("sim", "local")
+        for strategy in ("sync_sgd", "local_sgd", "easgd", "ea_wild", "independent")
+    ]
+    table = flockstep("demo", "--epochs", "1").stdout
+    assert "LocalSGD(period=8)" in table
+    assert "megabytes" in table
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("local_sgd", ["period=none"], fs.LocalSGD(period=None)),
+        ("easgd", ["period=4", "alpha=0.25", "mode=sync"], fs.EASGD(4, 0.25, "sync")),
+        ("ea_wild", ["groups=2", "representative=random"], fs.EAWild(groups=2, representative="random")),
+        ("sync_sgd", [], fs.SyncSGD()),
+    ],
+)
+def test_settings_become_fields(name, settings, expected):
+    assert make_strategy(name, settings) == expected

@@ -1,0 +1,212 @@
+"""A whole job in one call, its result, and what is said of bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import flockstep as fs
+
+
+@pytest.fixture(scope="module")
+def result():
+    return fs.run("digits-mlp", fs.LocalSGD(period=8), workers=4, epochs=3, seed=1)
+
+
+def test_a_run_gives_model_metrics_history_and_replicas(result):
+    assert isinstance(result.model, nn.Module)
+    assert set(result.metrics) == {
+        "test_accuracy", "test_loss", "train_loss", "seconds", "wall_seconds", "bytes_sent", "exchanges", "steps",
+        "samples", "workers",
+    }  # fmt: skip
+    assert result.metrics["test_accuracy"] > 0.8
+    assert result.metrics["steps"] == 3 * 23
+    assert result.metrics["samples"] == 3 * 1437
+    assert [row["epoch"] for row in result.history] == [1, 2, 3]
+    assert [row["step"] for row in result.history] == [23, 46, 69]
+    assert all(set(row) == {"step", "epoch", "seconds", "bytes_sent", "loss", "accuracy"} for row in result.history)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert [replica.shape for replica in result.replicas] == [(64 * 128 + 128 + 128 * 10 + 10,)] * 4
+    assert json.loads(json.dumps(result.metrics)) == result.metrics
+
+
+def test_replicas_are_as_they_stood_before_finish(result):
+    state = torch.cat([parameter.detach().flatten() for parameter in result.model.parameters()])
+    assert not torch.equal(result.replicas[0], result.replicas[1])
+    assert torch.allclose(torch.stack(result.replicas).mean(0), state, atol=1e-6)
+
+
+def test_the_metrics_are_those_of_the_model(result):
+    from flockstep.data.datasets import digits
+
+    x, y = digits()[1].tensors
+    accuracy = (result.model(x).argmax(1) == y).double().mean()
+    assert result.metrics["test_accuracy"] == pytest.approx(float(accuracy), abs=1e-12)
+
+
+def test_a_result_comes_back_from_its_folder(result, tmp_path):
+    folder = result.save(tmp_path / "deep" / "result")
+    loaded = fs.load_result(folder)
+    assert loaded.metrics == result.metrics
+    assert loaded.history == result.history
+    assert loaded.config == result.config
+    assert all(torch.equal(a, b) for a, b in zip(loaded.replicas, result.replicas, strict=True))
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], value)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "model.safetensors", "replicas.safetensors", "result.json",
+    ]  # fmt: skip
+    again = loaded.save(tmp_path / "again")
+    assert fs.load_result(again).metrics == result.metrics
+
+
+def test_a_folder_that_is_no_result_is_one_clear_line(result, tmp_path):
+    with pytest.raises(fs.ResultError, match="is not a result folder: it has no result.json"):
+        fs.load_result(tmp_path)
+    folder = result.save(tmp_path / "result")
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(fs.ResultError, match="damaged"):
+        fs.load_result(folder)
+    (folder / "result.json").write_text("{}")
+    with pytest.raises(fs.ResultError, match="damaged"):
+        fs.load_result(folder)
+    (folder / "result.json").write_text('{"format": 99}')
+    with pytest.raises(fs.ResultError, match="format 99, this version reads 1"):
+        fs.load_result(folder)
+
+
+def own_task(**changes):
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
+    task = fs.Task(
+        "own",
+        model=lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2)),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+        loss=fs.classification_loss,
+        train=(x, y),
+        test=(x, y),
+        metric=fs.classification_accuracy,
+    )
+    return dataclasses.replace(task, **changes)
+
+
+def test_a_task_of_ones_own_runs_on_every_backend(backend):
+    result = fs.run(own_task(), fs.EAWild(), workers=3, backend=backend, epochs=5, batch_size=4)
+    assert result.metrics["test_accuracy"] > 0.6
+
+
+def test_a_task_made_in_a_script_must_be_given_to_load_its_model(tmp_path):
+    task = own_task()
+    folder = fs.run(task, fs.SyncSGD(), workers=2, epochs=1).save(tmp_path / "r")
+    with pytest.raises(fs.UnknownName, match="unknown task 'own'"):
+        _ = fs.load_result(folder).model
+    assert isinstance(fs.load_result(folder, task=task).model, nn.Module)
+    with pytest.raises(fs.ResultError, match="does not fit task"):
+        fs.load_result(folder, task=own_task(model=lambda: nn.Linear(4, 2)))
+
+
+def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
+    (tmp_path / "mytasks_for_test.py").write_text(
+        "import dataclasses\nfrom flockstep.tasks import TASKS\n"
+        "mine = dataclasses.replace(TASKS['digits-mlp'], epochs=1)\nnumber = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = fs.run("mytasks_for_test:mine", fs.SyncSGD(), workers=2)
+    assert result.config["task"] == "mytasks_for_test:mine"
+    assert result.metrics["steps"] == 45
+    with pytest.raises(fs.UnknownName, match="cannot load task 'mytasks_for_test:other'"):
+        fs.run("mytasks_for_test:other", fs.SyncSGD())
+    with pytest.raises(fs.UnknownName, match="cannot load task 'no_such_module:x'"):
+        fs.run("no_such_module:x", fs.SyncSGD())
+    with pytest.raises(fs.InvalidField, match="'task' must name an fs.Task"):
+        fs.run("mytasks_for_test:number", fs.SyncSGD())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fs.run("digits-mpl", fs.SyncSGD()), r"unknown task 'digits-mpl'; known: digits-mlp, "),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), backend="slurm"), r"unknown backend 'slurm'; known: local, sim"),
+        (lambda: fs.run("digits-mlp", "local_sgd"), r"'strategy' must be a strategy such as fs.LocalSGD\(period=8\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), workers=0), r"'workers' must be at least 1 \(got 0\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), epochs=0), r"'epochs' must be at least 1 \(got 0\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), batch_size=-3), r"'batch_size' must be at least 1 \(got -3\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), seed=-1), r"'seed' must be at least 0 \(got -1\)"),
+        (
+            lambda: fs.run(own_task(), fs.SyncSGD(), workers=61),
+            r"'samples' must be at least the number of workers, 61 \(got 60\)",
+        ),
+        (
+            lambda: fs.run("digits-mlp", fs.SyncSGD(), backend="local", lanes=2),
+            r"'lanes' must be left out with a backend other than 'sim' \(got 2\)",
+        ),
+        (
+            lambda: fs.run("digits-mlp", fs.SyncSGD(), backend=fs.Simulator(), lanes=2),
+            r"'lanes' must be set on the backend object",
+        ),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), on_failure="panic"), r"'on_failure' must be one of"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), lanes=0), r"'lanes' must be at least 1 \(got 0\)"),
+        (lambda: fs.Network.preset("lan-2g"), r"unknown network 'lan-2g'; known: ideal"),
+        (lambda: fs.Network(-1, 1), r"'latency_seconds' must be finite and at least 0 \(got -1\)"),
+        (lambda: fs.Network(0, 0), r"'bytes_per_second' must be above 0 \(got 0\)"),
+        (lambda: fs.Network(0, 1, household_size=2), r"'household_size' must be given together with 'inside'"),
+        (lambda: fs.Compute(-1), r"'seconds' must be finite and at least 0 \(got -1\)"),
+        (lambda: fs.Compute(slow={1: 0}), r"'slow' must map ranks to factors above 0"),
+        (lambda: own_task(loss=None), r"'loss' must be callable \(got None\)"),
+        (lambda: own_task(train=(torch.zeros(3), torch.zeros(4))).loaded() and fs.run(
+            own_task(train=(torch.zeros(3, 4), torch.zeros(4))), fs.SyncSGD(), workers=2
+        ), r"'dataset' must have parts of equal length \(got \[3, 4\]\)"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        call()
+    assert isinstance(raised.value, fs.FlockstepError)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_diverging_run_stops_and_says_where(backend):
+    task = own_task(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e30))
+    with pytest.raises(fs.NonFiniteLoss, match=r"rank \d: the loss is (nan|inf) at step \d+ with SyncSGD"):
+        fs.run(task, fs.SyncSGD(), workers=2, backend=backend, epochs=20)
+
+
+def test_progress_is_drawn_on_stderr_when_asked(capsys):
+    fs.run("digits-mlp", fs.SyncSGD(), workers=2, epochs=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "digits-mlp sync_sgd" in err
+
+
+def test_a_watcher_sees_the_steps(backend):
+    seen = []
+
+    def program(comm):
+        import time
+
+        for _ in range(5):
+            comm.elapse()
+            time.sleep(0.05)
+
+    fs.launch(program, 2, backend, watch=lambda steps: seen.append(list(steps)))
+    assert seen[-1] == [5, 5]
+    assert all(len(steps) == 2 for steps in seen)
+
+
+def test_a_watcher_that_fails_stops_the_run(backend):
+    def watch(steps):
+        raise RuntimeError("no more")
+
+    def program(comm):
+        import time
+
+        while True:
+            comm.elapse()
+            time.sleep(0.01)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        fs.launch(program, 2, backend, watch=watch)
