@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import psutil
 import pytest
 import sklearn.datasets  # noqa: F401  these two set environment variables when they are first imported
@@ -26,6 +27,13 @@ def local() -> Iterator[fs.LocalProcesses]:
     """Local processes with a server that is kept for the whole session, to be fast."""
     with fs.LocalProcesses() as backend:
         yield backend
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_travel_by_value(request: pytest.FixtureRequest) -> None:
+    """Workers need not import a test module, and pytest with it, to run a function of it."""
+    if request.module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.register_pickle_by_value(request.module)
 
 
 def _launcher(request: pytest.FixtureRequest, name: str) -> Launch:

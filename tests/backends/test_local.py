@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 
@@ -106,14 +107,36 @@ def test_closures_local_classes_and_lambdas_are_programs(local):
     assert fs.launch(lambda comm: comm.rank * factor, 2, local) == [0, 3]
 
 
+def test_a_program_typed_into_an_interpreter_works():
+    """As in a notebook, there is no file to import it from."""
+    code = (
+        "import flockstep as fs, torch\n"
+        "class Net(torch.nn.Linear): pass\n"
+        "def program(comm): return int(comm.all_reduce(torch.tensor(Net(1, comm.rank + 1).out_features)))\n"
+        "print(fs.launch(program, 3, backend='local'))\n"
+    )
+    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[6, 6, 6]"
+
+
 def test_workers_see_the_callers_arguments_and_import_path():
     assert fs.launch(lambda comm: (sys.argv, sys.path), 1, "local")[0] == (sys.argv, sys.path)
 
 
-def test_a_kept_server_is_fast_and_a_launch_of_eight_takes_no_time(local):
-    fs.launch(lambda comm: None, 8, local)
-    pids = set(fs.launch(lambda comm: os.getppid(), 8, local))
-    assert len(pids) == 1
+def test_a_kept_server_is_used_again(local):
+    first = set(fs.launch(lambda comm: os.getppid(), 8, local))
+    again = set(fs.launch(lambda comm: os.getppid(), 2, local))
+    assert first == again
+    assert len(first) == 1
+
+
+def test_workers_find_loaded_what_an_optimizer_needs(local):
+    def program(comm):
+        before = set(sys.modules)
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        return [name for name in set(sys.modules) - before if name.startswith(("torch", "sympy"))]
+
+    assert fs.launch(program, 2, local) == [[], []]
 
 
 def test_each_worker_is_a_process(local):

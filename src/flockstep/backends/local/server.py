@@ -17,6 +17,9 @@ import sys
 import traceback
 from typing import Any
 
+# Torch loads this with the first optimizer that is made. It takes over a second: better once than in each worker.
+import torch._dynamo  # noqa: F401
+
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.seat import Bells
 from flockstep.backends.local.worker_process import Orders, work

@@ -1,0 +1,58 @@
+"""Everything in the README runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flockstep as fs
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_python_blocks_run_in_order_on_both_backends(tmp_path, monkeypatch, capsys, local):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert float(re.search(r"accuracy (0\.\d+)", printed)[1]) > 0.8
+    assert float(printed.splitlines()[-1]) > 0.7
+    assert fs.load_result(tmp_path / "results" / "wild").config["workers"] == 16
+
+    assert len(fs.launch(names["program"], workers=2, backend=local)) == 2
+    own = names["PullTogether"]
+    assert fs.run("digits-mlp", own(), workers=2, backend=local, epochs=1).metrics["test_accuracy"] > 0.4
+
+
+@pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
+def test_the_commands_run(line):
+    program, *arguments = shlex.split(line)
+    assert program == "flockstep"
+    done = subprocess.run([sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tables_name_every_strategy_and_backend():
+    from flockstep.launch import BACKENDS
+    from flockstep.strategies import STRATEGIES
+
+    for name, strategy in STRATEGIES.items():
+        assert f"`{name}`" in README
+        assert f"`fs.{strategy.__name__}(" in README
+    assert all(f'`"{name}"`' in README for name in BACKENDS)
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((\S+\.md)\)", README):
+        assert (ROOT / target).exists(), target
