@@ -182,6 +182,26 @@ def test_a_lock_outlives_no_holder(local):
     assert fs.launch(program, 2, local) == [True, True]
 
 
+def test_a_lock_survives_what_else_is_closed(local):
+    """Record locks fall with any descriptor of their file; maps of the program's data have one, and are collected."""
+
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(1))
+        arena = comm._seat.arena
+        if comm.rank == 0:
+            with shared.lock():
+                payload.load_private(arena, payload.store(arena, "a map that is dropped at once"))
+                comm.barrier()
+                comm.barrier()
+            return None
+        comm.barrier()
+        taken = arena.try_lock(shared._offset)
+        comm.barrier()
+        return taken
+
+    assert fs.launch(program, 2, local) == [None, False]
+
+
 def test_prints_of_workers_reach_the_callers_stdout(capfd):
     fs.launch(lambda comm: print("hello from", comm.rank), 2, "local")
     out = capfd.readouterr().out

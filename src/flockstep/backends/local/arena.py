@@ -33,8 +33,11 @@ DTYPES = (
 class Arena:
     """Shared memory with an allocator that only ever moves forward: fresh memory is zero."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, lock_descriptor: int) -> None:
         self.descriptor = descriptor
+        # Locks stand in a file of their own: a process that closes any descriptor of a file, and a map has one, loses
+        # all its locks on that file.
+        self.lock_descriptor = lock_descriptor
         self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._next = self.words(0, 1)
@@ -45,7 +48,7 @@ class Arena:
     def create(cls) -> Arena:
         descriptor = _anonymous_file()
         os.ftruncate(descriptor, RESERVED_BYTES)
-        arena = cls(descriptor)
+        arena = cls(descriptor, _anonymous_file())
         arena._next[0] = FIRST_OFFSET
         return arena
 
@@ -83,18 +86,18 @@ class Arena:
     def try_lock(self, offset: int) -> bool:
         """Take the lock named by `offset` if it is free. The kernel frees the locks of a process that dies."""
         try:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+            fcntl.lockf(self.lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
         except (BlockingIOError, PermissionError):  # what "somebody holds it" is called differs by system
             return False
         return True
 
     def unlock(self, offset: int) -> None:
-        fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, offset)
+        fcntl.lockf(self.lock_descriptor, fcntl.LOCK_UN, 1, offset)
 
     @contextmanager
     def locked(self, offset: int) -> Iterator[None]:
         """Hold a lock for a few instructions, never while waiting for another worker."""
-        fcntl.lockf(self.descriptor, fcntl.LOCK_EX, 1, offset)
+        fcntl.lockf(self.lock_descriptor, fcntl.LOCK_EX, 1, offset)
         try:
             yield
         finally:
@@ -109,6 +112,7 @@ class Arena:
         except BufferError:
             pass  # an interrupted call's frame, kept by its traceback, still has a view: the memory goes with it
         os.close(self.descriptor)
+        os.close(self.lock_descriptor)
 
 
 def _anonymous_file() -> int:

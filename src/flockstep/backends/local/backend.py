@@ -137,7 +137,7 @@ class _Run:
             group=arena.allocate(Group.nbytes(workers)),
             program=payload.store(arena, self._program),
         )
-        self._server.send({"orders": asdict(orders)}, [arena.descriptor])
+        self._server.send({"orders": asdict(orders)}, [arena.descriptor, arena.lock_descriptor])
 
     def wait(self, watch: Watcher | None) -> list[Any]:
         """Watch until all workers have ended; raise the first failure, with no worker left."""

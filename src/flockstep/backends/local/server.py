@@ -1,7 +1,7 @@
 """The server: a process that has torch loaded, has no threads, and forks workers from itself.
 
 It speaks with the launcher over one socket, a JSON object a line. The launcher sends {"orders": …} with the arena's
-descriptor, or {"signal": n} for all workers that still live. The server says {"rank": r, "status": s} of each worker
+descriptors, or {"signal": n} for all workers that still live. The server says {"rank": r, "status": s} of each worker
 that ends. When the launcher goes away, in whatever way, the socket ends, and the server ends its workers and itself.
 """
 
@@ -61,27 +61,28 @@ class Server:
 
     def _obey(self) -> bool:
         """Do what the launcher says next; False when it has gone."""
-        line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 1)
+        line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 2)
         while line and not line.endswith(b"\n"):
             line += self._launcher.recv(1 << 16)
         for message in map(json.loads, line.splitlines()):
             if "orders" in message:
-                self._fork(descriptors[0], Orders(**message["orders"]))
+                self._fork(descriptors, Orders(**message["orders"]))
             else:
                 self._signal(message["signal"])
         return bool(line)
 
-    def _fork(self, descriptor: int, orders: Orders) -> None:
+    def _fork(self, descriptors: list[int], orders: Orders) -> None:
         bells = Bells.create(orders.workers)
         for rank in range(orders.workers):
             process = os.fork()
             if process == 0:
-                self._become_worker(descriptor, bells, orders, rank)
+                self._become_worker(descriptors, bells, orders, rank)
             self._ranks[process] = rank
         bells.close()
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
-    def _become_worker(self, descriptor: int, bells: Bells, orders: Orders, rank: int) -> None:
+    def _become_worker(self, descriptors: list[int], bells: Bells, orders: Orders, rank: int) -> None:
         """In the new process: run the program and never return."""
         code = 1
         try:
@@ -89,7 +90,7 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._launcher.close()
             os.close(self._alarm)
-            work(Arena(descriptor), bells, orders, rank)
+            work(Arena(*descriptors), bells, orders, rank)
             code = 0
         except BaseException:  # noqa: BLE001  nothing may climb up into the server's loop, of which this is a copy
             traceback.print_exc()

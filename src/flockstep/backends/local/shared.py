@@ -98,8 +98,9 @@ class LocalShared(SharedTensor):
 
     def _release(self) -> None:
         self._seat.arena.unlock(self._offset)
-        waiting = self._waits_for_lock.nonzero()[0]
-        self._seat.ring(self._ranks[rank] for rank in waiting)
+        # A copy first: numpy does not search an array that others change.
+        waiting = self._waits_for_lock.tolist()
+        self._seat.ring(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
 
     def _pass_turn(self) -> None:
         """To the next member that still takes turns; to nobody when all have retired."""
