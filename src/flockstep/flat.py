@@ -47,6 +47,7 @@ class FlatModel:
             self._gradient_views.append(view)
         for buffer, start in _placed(list(buffers.values()), self.count):
             buffer.data = _move(buffer.data, self.state, start)
+        self._home = self._addresses()
 
     def collect_gradients(self) -> None:
         """Make `gradients` hold the gradients of the last backward pass.
@@ -61,9 +62,7 @@ class FlatModel:
                     elif parameter.grad is not view:
                         view.copy_(parameter.grad)
                     parameter.grad = view
-        last = self._trainable[-1]
-        end = self.state.data_ptr() + self.count * self.state.element_size()
-        if self._trainable[0].data_ptr() != self.state.data_ptr() or not 0 <= last.data_ptr() < end:
+        if self._addresses() != self._home:
             raise FlockstepError(
                 "the model's parameters were moved or replaced after its Worker was made "
                 "(model.to(…), parameter.data = …): do that before"
@@ -74,6 +73,10 @@ class FlatModel:
                     f"parameter {name!r} was unfrozen after its Worker was made and would not be exchanged: "
                     "unfreeze it before, or make a new Worker"
                 )
+
+    def _addresses(self) -> tuple[int, int]:
+        """Where the first and the last parameter lie. What moves a model moves all of it."""
+        return self._trainable[0].data_ptr(), self._trainable[-1].data_ptr()
 
     def owns(self, parameter: Tensor) -> bool:
         """Whether `parameter` is exchanged, or is frozen and equal on all workers."""

@@ -55,6 +55,8 @@ class Result:
         """Write the result into `folder`: result.json, model.safetensors, replicas.safetensors."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        # A folder with a result.json is a whole result: an old one goes first, the new one comes last.
+        (folder / "result.json").unlink(missing_ok=True)
         state = self._model.state_dict() if self._model is not None else self._model_state
         # safetensors refuses tensors that share memory, as views of a flat tensor and tied weights do.
         save_file(
@@ -71,7 +73,6 @@ class Result:
             "metrics": self.metrics,
             "history": self.history,
         }
-        # Written last and moved into place: a folder with a result.json is a whole result.
         unfinished = folder / "result.json.part"
         unfinished.write_text(json.dumps(content, indent=2) + "\n")
         unfinished.replace(folder / "result.json")

@@ -71,12 +71,11 @@ class Worker:
         assignment = assignment or Disjoint()
         plan = batches.plan(dataset, batch_size, assignment, self.comm.size, self.comm.rank, self.comm.seed)
         self.total_steps = self.steps + plan.steps_per_epoch * epochs
-        for epoch in range(epochs):
+        for _ in range(epochs):
             for batch, samples in plan.epoch(self.epoch):
                 self.samples += samples
                 yield batch
             self.epoch += 1
-            del epoch
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:
         """The loss with what the strategy adds to it. Call it before `backward`; most strategies add nothing."""

@@ -1,0 +1,1 @@
+"""Flockstep's promises in figures: `python -m benchmarks` (Linux only)."""

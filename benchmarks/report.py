@@ -1,0 +1,107 @@
+"""Outcomes as a table for the terminal, as markdown and as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.harness import Case, Outcome
+
+COLUMNS = ("case", "what", "measured", "spread", "bound", "reached", "figures")
+
+LIMITS = """\
+## What the limits are
+
+- **Simulator.** One lane: the gradient steps themselves. Two lanes: Python's global lock, which the two share between
+  torch's operations, and the neighbours on the machine: a second core that is not free shows here first.
+- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB a worker; the rest is torch's and malloc's, made in
+  the first step of each thread.
+- **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared memory. *Staged* is any
+  other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M floats.
+- **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of each.
+"""
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    result = Table(*COLUMNS, title=conditions(), title_justify="left", show_lines=True)
+    for outcome in outcomes:
+        name, what, measured, spread, bound, reached, figures = cells(outcome)
+        style = "green" if outcome.is_reached else "bold red"
+        result.add_row(name, what, Text(measured, style), spread, bound, Text(reached, style), figures)
+    return result
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """The whole of RESULTS.md."""
+    rows = [COLUMNS, ["---"] * len(COLUMNS), *map(cells, outcomes)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(
+        [
+            "# Benchmarks",
+            "",
+            "Written by `python -m benchmarks --write`. Measured: the median over repeats, each of which",
+            "measures both sides back to back. Spread: the least and the most of them. Figures: the median",
+            "of each side.",
+            "",
+            f"{conditions()}.",
+            "",
+            *lines,
+            "",
+            LIMITS,
+        ]
+    )
+
+
+def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "conditions": conditions(),
+        "cases": [
+            {
+                "name": outcome.case.name,
+                "what": outcome.case.what,
+                "value": outcome.value,
+                "values": outcome.values,
+                "unit": outcome.case.unit.strip(),
+                "bound": outcome.case.bound,
+                "lower_is_better": outcome.case.lower_is_better,
+                "reached": outcome.is_reached,
+                "figures": outcome.figures,
+                "figure_unit": outcome.case.figure_unit,
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def conditions() -> str:
+    """On what the figures depend."""
+    return f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def bound(case: Case) -> str:
+    return f"{'≤' if case.lower_is_better else '≥'} {case.bound:.2f}{case.unit}"
+
+
+def cells(outcome: Outcome) -> list[str]:
+    case, values = outcome.case, outcome.values
+    figures = ", ".join(f"{side} {_number(figure)} {case.figure_unit}" for side, figure in outcome.figures.items())
+    return [
+        case.name,
+        case.what,
+        f"{outcome.value:.3f}{case.unit}",
+        f"{min(values):.2f}–{max(values):.2f} of {len(values)}",
+        bound(case),
+        "yes" if outcome.is_reached else "NO",
+        figures,
+    ]
+
+
+def _number(value: float) -> str:
+    """Three digits at least, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
