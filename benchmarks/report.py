@@ -20,10 +20,10 @@ LIMITS = """\
 
 - **Simulator.** One lane: the gradient steps themselves. Two lanes: Python's global lock, which the two share between
   torch's operations, and the neighbours on the machine: a second core that is not free shows here first.
-- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB a worker; the rest is torch's and malloc's, made in
-  the first step of each thread.
-- **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared memory. *Staged* is any
-  other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M floats.
+- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB a worker; the rest is torch's and malloc's, made
+  in the first step of each thread.
+- **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared memory. *Staged* is
+  any other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M floats.
 - **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of each.
 """
 

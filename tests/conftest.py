@@ -60,7 +60,7 @@ def backend(request: pytest.FixtureRequest) -> fs.Backend:
 def _belongings() -> dict[str, Any]:
     """What a test could leave behind: threads, processes, shared memory, open files and sockets, temporary files."""
     return {
-        "threads": {thread for thread in threading.enumerate() if thread.name.startswith("flockstep")},
+        "threads": set(threading.enumerate()),
         "processes": {child.pid for child in psutil.Process().children(recursive=True)},
         # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
         "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},

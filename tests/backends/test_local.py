@@ -66,6 +66,22 @@ def test_allocations_are_aligned_zeroed_and_apart(arena):
     assert arena.offset_of(torch.zeros(3)) is None
 
 
+def test_limited_address_space_is_enough():
+    """Where the system refuses to map so much, less is taken."""
+    code = (
+        "import resource, flockstep as fs, torch\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))\n"
+        "print(fs.launch(lambda comm: int(comm.all_reduce(torch.tensor(1))), 2, 'local'))\n"
+    )
+    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[2, 2]"
+
+
+def test_full_memory_is_an_error(arena):
+    with pytest.raises(MemoryError, match="shared memory is full"):
+        arena.allocate(1 << 60)
+
+
 def test_workers_do_not_see_what_others_change_in_the_programs_data(local):
     data = torch.zeros(1000)
 

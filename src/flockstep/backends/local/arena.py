@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-RESERVED_BYTES = 1 << 40
+RESERVED_BYTES = 1 << 40  # of addresses, not of memory
+LEAST_BYTES = 1 << 32
 ALIGNMENT = 64
 FIRST_OFFSET = mmap.PAGESIZE  # the page before it belongs to the arena itself
 MOST_VIEWS = 4096  # making one takes a microsecond or two; the same few are asked for again and again
@@ -38,7 +39,8 @@ class Arena:
         # Locks stand in a file of their own: a process that closes any descriptor of a file, and a map has one, loses
         # all its locks on that file.
         self.lock_descriptor = lock_descriptor
-        self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self._size = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, self._size)
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._next = self.words(0, 1)
         self._base = self._bytes.ctypes.data
@@ -46,17 +48,28 @@ class Arena:
 
     @classmethod
     def create(cls) -> Arena:
-        descriptor = _anonymous_file()
-        os.ftruncate(descriptor, RESERVED_BYTES)
-        arena = cls(descriptor, _anonymous_file())
-        arena._next[0] = FIRST_OFFSET
-        return arena
+        descriptor, lock_descriptor = _anonymous_file(), _anonymous_file()
+        size = RESERVED_BYTES
+        while True:
+            os.ftruncate(descriptor, size)
+            try:
+                arena = cls(descriptor, lock_descriptor)
+            except OSError:  # the system limits address space: take what it gives
+                if size <= LEAST_BYTES:
+                    raise
+                size //= 4
+            else:
+                arena._next[0] = FIRST_OFFSET
+                return arena
 
     def allocate(self, nbytes: int) -> int:
         """The offset of fresh zeroed memory, aligned for any vector instruction."""
         with self.locked(0):
             offset = int(self._next[0])
-            self._next[0] = offset + -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+            end = offset + -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+            if end > self._size:
+                raise MemoryError(f"shared memory is full: {nbytes} bytes asked, {self._size - offset} left")
+            self._next[0] = end
         return offset
 
     def words(self, offset: int, count: int) -> NDArray[np.int64]:
@@ -80,7 +93,7 @@ class Arena:
     def offset_of(self, tensor: Tensor) -> int | None:
         """Where a contiguous tensor lies in the arena; None if it lies elsewhere."""
         offset = tensor.data_ptr() - self._base
-        inside = tensor.device.type == "cpu" and 0 <= offset < RESERVED_BYTES and tensor.is_contiguous()
+        inside = tensor.device.type == "cpu" and 0 <= offset < self._size and tensor.is_contiguous()
         return offset if inside else None
 
     def try_lock(self, offset: int) -> bool:

@@ -1,0 +1,42 @@
+"""Every example runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("local", "2")])
+def test_own_loop(arguments):
+    accuracy = float(re.search(r"accuracy (\d\.\d+)", run("own_loop.py", *arguments))[1])
+    assert accuracy > 0.85
+
+
+def test_slow_worker():
+    """The first figure of a line is with equal workers, the second with one that is four times as slow."""
+    seconds = {
+        line.split()[0]: [float(figure) for figure in re.findall(r"after (\d+\.\d+)", line)]
+        for line in run("slow_worker.py").splitlines()
+    }
+    even, uneven = seconds["sync_sgd"]
+    assert uneven > 3 * even
+    even, uneven = seconds["ea_wild"]
+    assert uneven < 2 * even
+
+
+def test_no_example_is_left_out():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"own_loop.py", "slow_worker.py"}
