@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from flockstep.backends.base import Backend
 from flockstep.backends.local import LocalProcesses
-from flockstep.backends.sim import Simulator
+from flockstep.backends.sim import Compute, Simulator
 from flockstep.network import Network
 from flockstep.result import Result
 from flockstep.strategies import EASGD, EAWild, Independent, LocalSGD, Strategy, SyncSGD, described
@@ -20,6 +21,7 @@ from flockstep.training import run as train
 
 TASK = "digits-mlp"
 NETWORK = "lan-1g"
+COMPUTE = Compute(seconds=0.01, jitter=0.3)
 STRATEGIES: tuple[Strategy[Any], ...] = (
     SyncSGD(),
     LocalSGD(period=8),
@@ -34,7 +36,7 @@ def run(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> 
     results: list[tuple[str, int, Strategy[Any], Result]] = []
     with Progress(console=Console(stderr=True), transient=True) as progress, LocalProcesses() as local:
         places: tuple[tuple[str, int, Backend], ...] = (
-            ("sim", workers, Simulator(network=Network.preset(NETWORK))),
+            ("sim", workers, Simulator(network=Network.preset(NETWORK), compute=COMPUTE)),
             ("local", processes, local),
         )
         bar = progress.add_task("", total=len(places) * len(STRATEGIES))
@@ -52,11 +54,11 @@ def run(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> 
 
 
 def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -> None:
-    table = Table(title=f"{TASK}, {epochs} epochs; simulated network: {NETWORK}")
-    for name in ("backend", "strategy"):
+    table = Table(title=f"{TASK}, {epochs} epochs", box=box.SIMPLE_HEAD)
+    for name in ("workers", "strategy"):
         table.add_column(name, no_wrap=True)
-    for name in ("workers", "accuracy", "seconds", "megabytes", "exchanges"):
-        table.add_column(name, justify="right")
+    for name in ("accuracy", "seconds", "MB sent", "exchanges"):
+        table.add_column(name, justify="right", no_wrap=True)
     previous = None
     for place, count, strategy, result in results:
         metrics = result.metrics
@@ -64,9 +66,8 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
             table.add_section()
         previous = place
         table.add_row(
-            place,
+            f"{count} {place}",
             described(strategy),
-            str(count),
             f"{metrics['test_accuracy']:.1%}",
             f"{metrics['seconds']:.3f}",
             f"{metrics['bytes_sent'] / 1e6:.2f}",
@@ -75,7 +76,8 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
     console = Console()
     console.print(table)
     console.print(
-        "accuracy on the test set; seconds are virtual for sim, wall-clock for local;\n"
-        "megabytes sent by all workers together; exchanges of one worker.\n"
-        "One seed says little: repeat with --seed before you believe a difference."
+        "Accuracy on the test set. MB of all workers together, exchanges of one.\n"
+        "Seconds: wall-clock for local; virtual for sim, where a step takes\n"
+        f"{COMPUTE.seconds * 1000:g} ms give or take {COMPUTE.jitter:.0%} and the network is {NETWORK}.\n"
+        "One seed says little: try --seed before you believe a difference."
     )
