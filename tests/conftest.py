@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def _belongings() -> dict[str, Any]:
         # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
         "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},
         "descriptors": psutil.Process().num_fds(),
-        "temporary files": {path.name for path in Path("/tmp").glob("*flockstep*")},
+        "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("*flockstep*")},
         "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),
         "intra-op threads": torch.get_num_threads(),
     }

@@ -8,7 +8,7 @@ from flockstep.backends.base import Backend, Program, Watcher
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.sim import Compute, Simulator
 from flockstep.errors import unknown_name
-from flockstep.fields import require, require_choice, require_integer
+from flockstep.fields import require, require_integer
 from flockstep.network import Network
 
 BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "local": LocalProcesses}
@@ -42,7 +42,6 @@ def launch(
     """
     require_integer("workers", workers, 1)
     require_integer("seed", seed, 0)
-    require_choice("on_failure", on_failure, ("stop",))
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
     return chosen.run(program, workers, seed=seed, on_failure=on_failure, watch=watch)
 
