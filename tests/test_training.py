@@ -54,6 +54,7 @@ def test_a_result_comes_back_from_its_folder(result, tmp_path):
     assert loaded.metrics == result.metrics
     assert loaded.history == result.history
     assert loaded.config == result.config
+    assert "Network(latency_seconds=0.0001, bytes_per_second=125000000.0" in loaded.config["settings"]
     assert all(torch.equal(a, b) for a, b in zip(loaded.replicas, result.replicas, strict=True))
     for name, value in result.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], value)

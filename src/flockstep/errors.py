@@ -39,7 +39,9 @@ class DeadlockError(FlockstepError):
 class WorkerError(FlockstepError):
     """A worker's program raised; `rank` says which worker, `__cause__` is what it raised."""
 
-    rank: int | None = None
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class WorkerLost(FlockstepError):
@@ -79,9 +81,16 @@ def worker_error(rank: int, error: BaseException) -> FlockstepError:
     combined = WorkerError(message)
     if isinstance(error, Exception):  # SystemExit must not end the caller
         try:
-            combined = type("WorkerError", (WorkerError, type(error)), {"__module__": __name__})(message)
-        except TypeError:
-            pass  # its constructor or memory layout does not go with ours: the plain WorkerError says all
+            combined = _alike(error)(message)
+        except Exception:  # noqa: BLE001  a class may forbid subclasses in any way: the plain WorkerError says all
+            combined = WorkerError(message)
+        combined.__dict__.update(error.__dict__)
     combined.rank = rank
     combined.__cause__ = error
     return combined
+
+
+def _alike(error: Exception) -> type[WorkerError]:
+    """A WorkerError that is of the error's type too, whatever that type's constructor and text need."""
+    members = {"__module__": __name__, "__init__": Exception.__init__, "__str__": lambda self: self.args[0]}
+    return type("WorkerError", (WorkerError, type(error)), members)

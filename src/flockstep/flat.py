@@ -26,6 +26,7 @@ class FlatModel:
     def __init__(self, model: nn.Module, allocate: Allocate) -> None:
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._known = {id(p) for p in model.parameters()}
         require(bool(self._trainable), "model", "have a trainable parameter", type(model).__name__)
         buffers = dict(_persistent_float_buffers(model))
         dtype, device = self._trainable[0].dtype, self._trainable[0].device
@@ -79,8 +80,8 @@ class FlatModel:
         return self._trainable[0].data_ptr(), self._trainable[-1].data_ptr()
 
     def owns(self, parameter: Tensor) -> bool:
-        """Whether `parameter` is exchanged, or is frozen and equal on all workers."""
-        return any(parameter is p for p in self._trainable) or any(parameter is p for _, p in self._frozen)
+        """Whether `parameter` is the model's: exchanged, or frozen and equal on all workers."""
+        return id(parameter) in self._known
 
 
 def outside_tensors(model: nn.Module) -> list[Tensor]:

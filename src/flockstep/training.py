@@ -17,7 +17,7 @@ from flockstep.backends.sim import Compute
 from flockstep.comm import Comm
 from flockstep.data import Assignment, Disjoint, batches
 from flockstep.fields import require, require_integer
-from flockstep.launch import launch
+from flockstep.launch import launch, make_backend
 from flockstep.network import Network
 from flockstep.progress import steps_bar
 from flockstep.result import Result, versions
@@ -90,17 +90,15 @@ def run(
         assignment or Disjoint(),
     )
     require_integer("epochs", job.epochs, 1)
+    place = make_backend(backend, network=network, compute=compute, lanes=lanes)
     plan = batches.plan(chosen.train, job.batch_size, job.assignment, workers, rank=0, seed=seed)
     began = time.perf_counter()
     with steps_bar(f"{chosen.name} {strategy.name}", plan.steps_per_epoch * job.epochs, progress) as watch:
         reports: list[Report] = launch(
             functools.partial(train, job=job),
             workers,
-            backend,
+            place,
             seed=seed,
-            network=network,
-            compute=compute,
-            lanes=lanes,
             on_failure=on_failure,
             watch=watch,
         )
@@ -110,12 +108,11 @@ def run(
         "strategy": strategy.name,
         "fields": asdict(strategy) if is_dataclass(strategy) else {},
         "workers": workers,
-        "backend": backend if isinstance(backend, str) else repr(backend),
+        "backend": backend if isinstance(backend, str) else type(backend).__name__,
+        "settings": repr(place),  # of the backend: network, step times and lanes, the defaults too
         "epochs": job.epochs,
         "batch_size": job.batch_size,
         "assignment": repr(job.assignment),
-        "network": repr(network) if network else None,
-        "compute": repr(compute) if compute else None,
         "seed": seed,
         "versions": versions(),
     }
@@ -166,11 +163,12 @@ def _look(worker: Worker, task: Task) -> dict[str, float]:
     if comm.rank == 0:
         with comm.unmetered(), torch.no_grad():
             shown = None if worker.is_alone else worker.strategy.preview(worker, worker.state)
-            own = worker.flat.state.clone()
+            own = worker.flat.state
+            before = own.clone() if shown is not None else own
             if shown is not None:
-                worker.flat.state.copy_(shown)
+                own.copy_(shown)
             row["loss"], row["accuracy"] = task.evaluate(worker.model)
-            worker.flat.state.copy_(own)
+            own.copy_(before)
     return row
 
 

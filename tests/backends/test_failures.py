@@ -66,6 +66,38 @@ def test_the_workers_traceback_comes_along(local):
     assert "in program" in "".join(raised.value.__cause__.__notes__)
 
 
+class TwoThings(ValueError):
+    """Goes into a pickle and does not come out: it needs two things and keeps one text."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one.upper()} and {two.upper()}")
+        self.two = two
+
+    def __str__(self):
+        return f"{self.args[0]}, {self.two}"
+
+
+def test_an_exception_with_a_constructor_of_its_own_keeps_rank_and_text(launch):
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            raise TwoThings("this", "that")
+
+    with pytest.raises(fs.WorkerError) as raised:
+        launch(program, 2)
+    assert str(raised.value) == "rank 1 raised TwoThings: THIS and THAT, that"
+    assert raised.value.rank == 1
+
+
+def test_an_exception_in_the_simulator_keeps_type_and_attributes():
+    def program(comm):
+        raise TwoThings("this", "that")
+
+    with pytest.raises(TwoThings, match="rank 0 raised TwoThings") as raised:
+        fs.launch(program, 1)
+    assert raised.value.two == "that"
+
+
 class Odd(Exception):
     """Cannot be made from one message, nor sent to another process."""
 
@@ -78,8 +110,9 @@ def test_exceptions_of_any_kind_arrive(launch):
     def program(comm):
         raise Odd("this", "that")
 
-    with pytest.raises(fs.FlockstepError, match="rank 0.*"):
+    with pytest.raises(fs.WorkerError) as raised:
         launch(program, 1)
+    assert str(raised.value) == "rank 0 raised Odd: this and that"
 
 
 def test_sys_exit_in_a_worker_does_not_end_the_caller(launch):
@@ -221,6 +254,26 @@ def test_a_kept_server_serves_on_after_failures(local):
         with pytest.raises(fs.WorkerLost):
             fs.launch(lambda comm: os._exit(1), 3, local)
         assert fs.launch(lambda comm: int(comm.all_reduce(torch.tensor(1))), 3, local) == [3, 3, 3]
+
+
+class Unreadable:
+    """Can be sent, and not be read."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+def test_a_result_that_cannot_be_read_is_said(local):
+    with pytest.raises(fs.FlockstepError, match="what rank 0 returned cannot be read here: invalid literal"):
+        fs.launch(lambda comm: Unreadable(), 1, local)
+
+
+def test_a_kept_server_that_was_killed_is_replaced():
+    with fs.LocalProcesses() as kept:
+        server = fs.launch(lambda comm: os.getppid(), 1, kept)[0]
+        with pytest.raises(fs.WorkerLost, match="server process"):
+            fs.launch(lambda comm: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(30)), 2, kept)
+        assert fs.launch(lambda comm: os.getppid(), 1, kept)[0] != server
 
 
 def test_finally_blocks_run_when_others_fail(launch, tmp_path):

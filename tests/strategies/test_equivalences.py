@@ -199,7 +199,7 @@ def test_easgd_sync_moves_both_sides_from_the_old_values(backend, alpha):
 
 
 def test_the_elastic_pull_conserves_the_sum(backend):
-    """What a worker loses the centre gains, with or without a lock, whatever the order."""
+    """What a worker loses the centre gains. Real workers without a lock may overwrite each other: no promise there."""
     for strategy in (fs.EASGD(period=1), fs.EAWild(alpha=0.2)):
         total = 30.0 + centre_start(backend)
         results = elastic(strategy, backend, 8)

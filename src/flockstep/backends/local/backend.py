@@ -20,7 +20,7 @@ from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group
 from flockstep.backends.local.seat import LOOKS, OUTCOME, STATE, STEPS, WAITING, WAITS, Board
 from flockstep.backends.local.worker_process import Orders, Outcome
-from flockstep.errors import DeadlockError, WorkerLost, worker_error
+from flockstep.errors import DeadlockError, FlockstepError, WorkerLost, worker_error
 from flockstep.fields import require_choice
 
 LOOK_SECONDS = 0.05
@@ -57,6 +57,9 @@ class LocalProcesses(Backend):
             self._kept.stop()
             self._kept = None
 
+    def __repr__(self) -> str:
+        return "LocalProcesses()"
+
     def run(
         self,
         program: Program,
@@ -67,12 +70,16 @@ class LocalProcesses(Backend):
         watch: Watcher | None = None,
     ) -> list[Any]:
         require_choice("on_failure", on_failure, ("stop",))
+        if self._kept is not None and self._kept.has_ended:
+            self._kept = ServerProcess()
         server = self._kept or ServerProcess()
+        run = _Run(server, program, workers, seed)
         try:
-            with _Run(server, program, workers, seed) as run:
+            with run:
                 return run.wait(watch)
         finally:
-            if server is not self._kept:
+            # A kept server serves on, unless this run was interrupted while workers of it were still there.
+            if server is not self._kept or run.has_workers:
                 server.stop()
 
 
@@ -94,6 +101,10 @@ class ServerProcess:
     def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
         socket.send_fds(self.socket, [json.dumps(message).encode() + b"\n"], descriptors)
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """End the server and all that it forked. Closing the socket is enough; killing is for a server that hangs."""
         self.socket.close()
@@ -112,7 +123,7 @@ class _Run:
         self._workers = workers
         self._program = program
         self._seed = seed
-        self._alive = set(range(workers))
+        self._alive: set[int] = set()
         self._results: list[Any] = [None] * workers
         self._received = b""
         self._exits: deque[tuple[int, int]] = deque()  # (rank, exit code), not looked at yet
@@ -137,12 +148,17 @@ class _Run:
             group=arena.allocate(Group.nbytes(workers)),
             program=payload.store(arena, self._program),
         )
+        self._alive = set(range(workers))
         self._server.send({"orders": asdict(orders)}, [arena.descriptor, arena.lock_descriptor])
+
+    @property
+    def has_workers(self) -> bool:
+        return bool(self._alive)
 
     def wait(self, watch: Watcher | None) -> list[Any]:
         """Watch until all workers have ended; raise the first failure, with no worker left."""
-        self._give_orders()
         try:
+            self._give_orders()
             while self._alive:
                 self._listen()
                 while self._exits:
@@ -176,7 +192,10 @@ class _Run:
             how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with {exit_code}"
             message = f"rank {rank} {how} after step {step}"
             raise WorkerLost(message, rank=rank, exit_code=exit_code, step=step)
-        outcome: Outcome = payload.load_copy(self._arena, place)
+        try:
+            outcome: Outcome = payload.load_copy(self._arena, place)
+        except Exception as unreadable:  # whatever the objects in the pickle raise
+            raise FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}") from unreadable
         if outcome.error is not None:
             error = worker_error(rank, outcome.error)
             (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")

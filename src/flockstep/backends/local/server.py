@@ -57,7 +57,8 @@ class Server:
         finally:
             self._signal(signal.SIGKILL)
             while self._ranks:
-                self._forget(*os.wait())
+                process, _ = os.wait()
+                del self._ranks[process]
 
     def _obey(self) -> bool:
         """Do what the launcher says next; False when it has gone."""
@@ -103,11 +104,7 @@ class Server:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
-            rank = self._forget(process, status)
-            self._tell({"rank": rank, "status": os.waitstatus_to_exitcode(status)})
-
-    def _forget(self, process: int, status: int) -> int:
-        return self._ranks.pop(process)
+            self._tell({"rank": self._ranks.pop(process), "status": os.waitstatus_to_exitcode(status)})
 
     def _signal(self, number: int) -> None:
         for process in self._ranks:

@@ -20,7 +20,7 @@ from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
 from flockstep.backends.local.seat import ENDED, OUTCOME, RUNNING, STATE, Bells, Board, Seat
 from flockstep.comm import Meter
-from flockstep.errors import FlockstepError
+from flockstep.errors import FlockstepError, WorkerError, worker_error
 
 PR_SET_PDEATHSIG = 1
 
@@ -58,10 +58,9 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     seat = Seat(arena, board, bells, rank)
     seat.status[STATE] = RUNNING
     try:
-        outcome = _run(seat, orders)
+        seat.status[OUTCOME] = _store(arena, _run(seat, orders), rank)
     except Stopped:
         return
-    seat.status[OUTCOME] = _store(arena, outcome, rank)
     seat.status[STATE] = ENDED
     sys.stdout.flush()
     sys.stderr.flush()
@@ -85,11 +84,16 @@ def _run(seat: Seat, orders: Orders) -> Outcome:
 
 def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
     try:
-        return payload.store(arena, outcome)
+        place = payload.store(arena, outcome)
+        if outcome.error is not None:
+            payload.load_copy(arena, place)  # many exceptions go into a pickle and do not come out again
+        return place
     except Exception as error:  # noqa: BLE001  pickle raises whatever the objects it meets raise
-        what = "its error" if outcome.error is not None else "what its program returned"
-        message = f"rank {rank} cannot send {what} to the launcher: {error}"
-        return payload.store(arena, Outcome(error=FlockstepError(message), trace=outcome.trace))
+        if outcome.error is None:
+            sent: FlockstepError = FlockstepError(f"rank {rank} cannot send what its program returned: {error}")
+        else:
+            sent = WorkerError(str(worker_error(rank, outcome.error)), rank)
+        return payload.store(arena, Outcome(error=sent, trace=outcome.trace))
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:
