@@ -218,7 +218,18 @@ def test_a_lock_survives_what_else_is_closed(local):
     assert fs.launch(program, 2, local) == [None, False]
 
 
-def test_prints_of_workers_reach_the_callers_stdout(capfd):
-    fs.launch(lambda comm: print("hello from", comm.rank), 2, "local")
-    out = capfd.readouterr().out
-    assert sorted(out.splitlines()) == ["hello from 0", "hello from 1"]
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_lines_that_workers_print_reach_the_callers_output_whole(capfd, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+
+    def program(comm):
+        comm.barrier()
+        for line in range(200):
+            print("line", line, "from", comm.rank)
+            print("line", line, "from", comm.rank, file=sys.stderr)
+
+    fs.launch(program, 2, "local")
+    expected = sorted(f"line {line} from {rank}" for line in range(200) for rank in range(2))
+    captured = capfd.readouterr()
+    assert sorted(captured.out.splitlines()) == expected
+    assert sorted(captured.err.splitlines()) == expected

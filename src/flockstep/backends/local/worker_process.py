@@ -54,6 +54,7 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops its workers
     signal.signal(signal.SIGTERM, _stop)
     _die_with_parent()
+    _print_whole_lines()
     board = Board(arena, orders.board, orders.workers)
     seat = Seat(arena, board, bells, rank)
     seat.status[STATE] = RUNNING
@@ -98,6 +99,12 @@ def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:
     raise Stopped
+
+
+def _print_whole_lines() -> None:
+    """Write a line of output at once, so that workers' lines do not mix, also under PYTHONUNBUFFERED."""
+    sys.stdout = open(1, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors, closefd=False)
 
 
 def _die_with_parent() -> None:
