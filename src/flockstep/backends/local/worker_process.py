@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -103,8 +103,12 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
 
 def _print_whole_lines() -> None:
     """Write a line of output at once, so that workers' lines do not mix, also under PYTHONUNBUFFERED."""
-    sys.stdout = open(1, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors, closefd=False)
+    sys.stdout = _line_buffered(sys.stdout, 1)
+    sys.stderr = _line_buffered(sys.stderr, 2)
+
+
+def _line_buffered(stream: TextIO, descriptor: int) -> TextIO:
+    return os.fdopen(descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
 def _die_with_parent() -> None:
