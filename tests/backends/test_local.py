@@ -233,3 +233,26 @@ def test_lines_that_workers_print_reach_the_callers_output_whole(capfd, monkeypa
     captured = capfd.readouterr()
     assert sorted(captured.out.splitlines()) == expected
     assert sorted(captured.err.splitlines()) == expected
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_launcher_without_standard_streams_has_workers_that_print_nowhere(tmp_path, closed):
+    script, answer = tmp_path / "script.py", tmp_path / "answer"
+    script.write_text(
+        "import sys, pathlib\nimport flockstep as fs\n"
+        "def program(comm):\n"
+        "    print('out'); print('err', file=sys.stderr)\n"
+        "    return comm.rank\n"
+        "pathlib.Path(sys.argv[1]).write_text(repr(fs.launch(program, 2, 'local')))\n"
+    )
+    subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", sys.executable, script, answer], check=True, timeout=60)
+    assert answer.read_text() == "[0, 1]"
+
+
+def test_output_that_nobody_takes_any_more_fails_no_worker_that_has_ended():
+    script = "import flockstep as fs; assert fs.launch(lambda comm: print('x', end=''), 4, 'local') == [None] * 4"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -12,7 +13,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
 from flockstep.backends.base import Backend, Program, Watcher, describe_deadlock
 from flockstep.backends.local import payload
@@ -87,7 +88,7 @@ class ServerProcess:
     """The launcher's end of a server."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, theirs = _socket_pair()
         with theirs:
             # Workers import what the launcher can import and see its arguments. A session of their own: Ctrl-C in a
             # terminal must reach the launcher alone.
@@ -95,6 +96,8 @@ class ServerProcess:
                 [sys.executable, "-c", _SERVE, json.dumps([theirs.fileno(), sys.path, sys.argv])],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=_inherited(sys.__stdout__),
+                stderr=_inherited(sys.__stderr__),
                 start_new_session=True,
             )
 
@@ -113,6 +116,18 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection. A launcher without standard streams would get their numbers, which a child loses."""
+    ours, low = socket.socketpair()
+    with low:
+        return ours, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _inherited(stream: TextIO | None) -> int | None:
+    """What a child gets as a standard stream: the launcher's, or nowhere if the launcher has none."""
+    return subprocess.DEVNULL if stream is None or stream.closed else None
 
 
 class _Run:

@@ -96,8 +96,11 @@ class Server:
         except BaseException:  # noqa: BLE001  nothing may climb up into the server's loop, of which this is a copy
             traceback.print_exc()
         finally:
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)  # also where nobody takes the output any more
 
     def _reap(self) -> None:
         while self._ranks:

@@ -63,8 +63,6 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     except Stopped:
         return
     seat.status[STATE] = ENDED
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 def _run(seat: Seat, orders: Orders) -> Outcome:
@@ -103,12 +101,11 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
 
 def _print_whole_lines() -> None:
     """Write a line of output at once, so that workers' lines do not mix, also under PYTHONUNBUFFERED."""
-    sys.stdout = _line_buffered(sys.stdout, 1)
-    sys.stderr = _line_buffered(sys.stderr, 2)
+    sys.stdout, sys.stderr = map(_line_buffered, (sys.stdout, sys.stderr))
 
 
-def _line_buffered(stream: TextIO, descriptor: int) -> TextIO:
-    return os.fdopen(descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
+def _line_buffered(stream: TextIO) -> TextIO:
+    return os.fdopen(stream.fileno(), "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
 def _die_with_parent() -> None:
