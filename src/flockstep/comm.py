@@ -10,6 +10,14 @@ Rules that hold on every backend:
   same dtype and number of elements (`all_gather` takes different lengths).
 - `send` may return before the peer receives, or wait for it: rely on neither.
 - Sums run in rank order, half-precision ones in float32, so equal inputs give equal bits on every backend.
+
+Workers may be lost where the run goes on without them (`on_failure="continue"`). Then:
+- Ranks and `size` stay as they were; `members` has the ranks that are still there.
+- A collective is one of those who take part, and each of them sees the same: `all_reduce` with "mean" divides by their
+  number, `all_gather` has their tensors. Who dies in the middle of it took part for all or for nobody.
+- `barrier`, `split` and `shared` do not wait for the lost. Their locks are free, turns pass over them.
+- `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange` with a lost peer
+  raise it on the caller. A program may catch it and go on.
 """
 
 from __future__ import annotations
@@ -51,6 +59,11 @@ class Comm(ABC):
     size: int
     seed: int
     meter: Meter
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of this comm that are still there, as far as this worker knows."""
+        return tuple(range(self.size))
 
     # --- collectives ------------------------------------------------------------------------------------------
 

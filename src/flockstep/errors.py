@@ -45,15 +45,24 @@ class WorkerError(FlockstepError):
 
 
 class WorkerLost(FlockstepError):
-    """A worker's process ended without a result: killed, crashed or exited."""
+    """A worker's process ended without a result: killed, crashed or exited.
+
+    `step` is its last one, `seconds` the time of the run at which it was missed; None where that is not known.
+    """
 
     def __init__(
-        self, message: str, rank: int | None = None, exit_code: int | None = None, step: int | None = None
+        self,
+        message: str,
+        rank: int | None = None,
+        exit_code: int | None = None,
+        step: int | None = None,
+        seconds: float | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.exit_code = exit_code
         self.step = step
+        self.seconds = seconds
 
 
 class NonFiniteLoss(FlockstepError):

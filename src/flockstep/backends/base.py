@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +12,19 @@ from typing import Any
 import numpy as np
 
 from flockstep.comm import Comm
+from flockstep.errors import WorkerLost
+
+ON_FAILURE = ("stop", "continue")
 
 Program = Callable[[Comm], Any]
 Watcher = Callable[[Sequence[int]], None]
 """Called now and then while workers run, with the steps that each of them has done."""
 
 PACKAGE = str(Path(__file__).parents[1])
+
+
+class Stopped(BaseException):
+    """The launcher asked this worker to stop; unwinds the program so that its `finally` blocks run."""
 
 
 class Backend(ABC):
@@ -32,7 +40,10 @@ class Backend(ABC):
         on_failure: str = "stop",
         watch: Watcher | None = None,
     ) -> list[Any]:
-        """Run `program(comm)` once per worker; return the results in rank order."""
+        """Run `program(comm)` once per worker; return the results in rank order.
+
+        With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it when nobody is left.
+        """
 
 
 def stream_seed(seed: int, rank: int) -> int:
@@ -51,10 +62,21 @@ def source_line(frame: FrameType | None) -> str:
     return line
 
 
-def describe_deadlock(waits: Sequence[str | None]) -> str:
-    """What each rank waits in and where; None: its program has ended."""
+def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | None) -> WorkerLost:
+    """The error for a worker whose process has ended; a negative exit code is the signal that killed it."""
+    if exit_code is None:
+        how = "went away"
+    elif exit_code < 0:
+        how = f"was killed by {signal.Signals(-exit_code).name}"
+    else:
+        how = f"exited with {exit_code}"
+    return WorkerLost(f"rank {rank} {how} after step {step}", rank, exit_code, step, seconds)
+
+
+def describe_deadlock(waits: Sequence[str | None], first_rank: int = 0) -> str:
+    """What each rank waits in and where; None: its program has ended, or it was lost."""
     lines = [
         f"  rank {rank} waits in {wait}" if wait else f"  rank {rank} has ended its program"
-        for rank, wait in enumerate(waits)
+        for rank, wait in enumerate(waits, first_rank)
     ]
     return "\n".join(["no worker can go on:", *lines])

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from flockstep.backends.base import Backend, Program, Watcher, describe_deadlock
+from flockstep.backends.base import Backend, Program, Watcher, describe_deadlock, lost_worker
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group
@@ -69,12 +69,16 @@ class LocalProcesses(Backend):
         seed: int = 0,
         on_failure: str = "stop",
         watch: Watcher | None = None,
+        first_rank: int = 0,
     ) -> list[Any]:
+        """As every backend. `first_rank`: what errors and random streams call the first of these workers, for a
+        launcher whose workers are part of a larger world.
+        """
         require_choice("on_failure", on_failure, ("stop",))
         if self._kept is not None and self._kept.has_ended:
             self._kept = ServerProcess()
         server = self._kept or ServerProcess()
-        run = _Run(server, program, workers, seed)
+        run = _Run(server, program, workers, seed, first_rank)
         try:
             with run:
                 return run.wait(watch)
@@ -133,11 +137,12 @@ def _inherited(stream: TextIO | None) -> int | None:
 class _Run:
     """One launch: orders given, workers watched, outcomes collected."""
 
-    def __init__(self, server: ServerProcess, program: Program, workers: int, seed: int) -> None:
+    def __init__(self, server: ServerProcess, program: Program, workers: int, seed: int, first_rank: int) -> None:
         self._server = server
         self._workers = workers
         self._program = program
         self._seed = seed
+        self._first_rank = first_rank
         self._alive: set[int] = set()
         self._results: list[Any] = [None] * workers
         self._received = b""
@@ -158,6 +163,7 @@ class _Run:
         arena, workers = self._arena, self._workers
         orders = Orders(
             workers=workers,
+            first_rank=self._first_rank,
             seed=self._seed,
             board=self._board_offset,
             group=arena.allocate(Group.nbytes(workers)),
@@ -199,14 +205,12 @@ class _Run:
             self._alive.discard(message["rank"])
             self._exits.append((message["rank"], message["status"]))
 
-    def _collect(self, rank: int, exit_code: int) -> None:
+    def _collect(self, index: int, exit_code: int) -> None:
         """Take over what a worker that has ended left behind."""
-        place = int(self._board.rows[rank, OUTCOME])
+        rank = self._first_rank + index
+        place = int(self._board.rows[index, OUTCOME])
         if not place:
-            step = int(self._board.rows[rank, STEPS])
-            how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with {exit_code}"
-            message = f"rank {rank} {how} after step {step}"
-            raise WorkerLost(message, rank=rank, exit_code=exit_code, step=step)
+            raise lost_worker(rank, exit_code, int(self._board.rows[index, STEPS]), seconds=None)
         try:
             outcome: Outcome = payload.load_copy(self._arena, place)
         except Exception as unreadable:  # whatever the objects in the pickle raise
@@ -215,7 +219,7 @@ class _Run:
             error = worker_error(rank, outcome.error)
             (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
             raise error
-        self._results[rank] = outcome.value
+        self._results[index] = outcome.value
 
     def _look_for_deadlock(self) -> None:
         """All wait, and each has looked twice since all wait: nobody can change anything any more."""
@@ -231,7 +235,7 @@ class _Run:
 
     def _describe(self) -> str:
         waiting = {rank: self._board.said(rank) for rank in self._alive}
-        return describe_deadlock([waiting.get(rank) for rank in range(self._workers)])
+        return describe_deadlock([waiting.get(rank) for rank in range(self._workers)], self._first_rank)
 
     def _stop_workers(self) -> None:
         """Ask all workers to stop, then make them."""

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from flockstep.backends.base import stream_seed
+from flockstep.backends.base import Stopped, stream_seed
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
@@ -30,6 +30,7 @@ class Orders:
     """Where things lie in the arena, and what the run is."""
 
     workers: int
+    first_rank: int  # of these workers, where they are part of a larger world
     seed: int
     board: int
     group: int
@@ -45,10 +46,6 @@ class Outcome:
     trace: str = ""
 
 
-class Stopped(BaseException):
-    """The launcher asked this worker to stop; unwinds the program so that its `finally` blocks run."""
-
-
 def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     """Run the program as worker `rank` and leave its outcome in the arena."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops its workers
@@ -59,7 +56,7 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     seat = Seat(arena, board, bells, rank)
     seat.status[STATE] = RUNNING
     try:
-        seat.status[OUTCOME] = _store(arena, _run(seat, orders), rank)
+        seat.status[OUTCOME] = _store(arena, _run(seat, orders), orders.first_rank + rank)
     except Stopped:
         return
     seat.status[STATE] = ENDED
@@ -67,7 +64,7 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
 
 def _run(seat: Seat, orders: Orders) -> Outcome:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // orders.workers))
-    torch.manual_seed(stream_seed(orders.seed, seat.rank))
+    torch.manual_seed(stream_seed(orders.seed, orders.first_rank + seat.rank))
     try:
         program = payload.load_private(seat.arena, orders.program)
         group = Group(seat, orders.group, tuple(range(orders.workers)))
