@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,10 +73,10 @@ def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | No
     return WorkerLost(f"rank {rank} {how} after step {step}", rank, exit_code, step, seconds)
 
 
-def describe_deadlock(waits: Sequence[str | None], first_rank: int = 0) -> str:
-    """What each rank waits in and where; None: its program has ended, or it was lost."""
-    lines = [
-        f"  rank {rank} waits in {wait}" if wait else f"  rank {rank} has ended its program"
-        for rank, wait in enumerate(waits, first_rank)
-    ]
+def describe_deadlock(waits: Sequence[str | None], first_rank: int = 0, lost: Collection[int] = ()) -> str:
+    """What each worker waits in and where; None: its program has ended, or it is among the `lost`."""
+    lines = []
+    for index, wait in enumerate(waits):
+        doing = f"waits in {wait}" if wait else "was lost" if index in lost else "has ended its program"
+        lines.append(f"  rank {first_rank + index} {doing}")
     return "\n".join(["no worker can go on:", *lines])

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from flockstep.backends.base import Backend, Program, Watcher, describe_deadlock, lost_worker
+from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher, describe_deadlock
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group
@@ -74,11 +74,11 @@ class LocalProcesses(Backend):
         """As every backend. `first_rank`: what errors and random streams call the first of these workers, for a
         launcher whose workers are part of a larger world.
         """
-        require_choice("on_failure", on_failure, ("stop",))
+        require_choice("on_failure", on_failure, ON_FAILURE)
         if self._kept is not None and self._kept.has_ended:
             self._kept = ServerProcess()
         server = self._kept or ServerProcess()
-        run = _Run(server, program, workers, seed, first_rank)
+        run = _Run(server, program, workers, seed, on_failure, first_rank)
         try:
             with run:
                 return run.wait(watch)
@@ -137,14 +137,18 @@ def _inherited(stream: TextIO | None) -> int | None:
 class _Run:
     """One launch: orders given, workers watched, outcomes collected."""
 
-    def __init__(self, server: ServerProcess, program: Program, workers: int, seed: int, first_rank: int) -> None:
+    def __init__(
+        self, server: ServerProcess, program: Program, workers: int, seed: int, on_failure: str, first_rank: int
+    ) -> None:
         self._server = server
         self._workers = workers
         self._program = program
         self._seed = seed
+        self._on_failure = on_failure
         self._first_rank = first_rank
         self._alive: set[int] = set()
         self._results: list[Any] = [None] * workers
+        self._losses: dict[int, WorkerLost] = {}  # in the order in which they were noticed
         self._received = b""
         self._exits: deque[tuple[int, int]] = deque()  # (rank, exit code), not looked at yet
         self._suspicion: tuple[list[int], list[int]] | None = None
@@ -165,6 +169,7 @@ class _Run:
             workers=workers,
             first_rank=self._first_rank,
             seed=self._seed,
+            on_failure=self._on_failure,
             board=self._board_offset,
             group=arena.allocate(Group.nbytes(workers)),
             program=payload.store(arena, self._program),
@@ -190,6 +195,8 @@ class _Run:
         except BaseException:
             self._stop_workers()
             raise
+        if len(self._losses) == self._workers:
+            raise list(self._losses.values())[-1]
         return self._results
 
     def _listen(self) -> None:
@@ -210,7 +217,12 @@ class _Run:
         rank = self._first_rank + index
         place = int(self._board.rows[index, OUTCOME])
         if not place:
-            raise lost_worker(rank, exit_code, int(self._board.rows[index, STEPS]), seconds=None)
+            self._board.lose(index, exit_code)
+            loss = self._board.loss(index, self._first_rank)
+            if self._on_failure == "stop":
+                raise loss
+            self._results[index] = self._losses[index] = loss
+            return
         try:
             outcome: Outcome = payload.load_copy(self._arena, place)
         except Exception as unreadable:  # whatever the objects in the pickle raise
@@ -235,7 +247,9 @@ class _Run:
 
     def _describe(self) -> str:
         waiting = {rank: self._board.said(rank) for rank in self._alive}
-        return describe_deadlock([waiting.get(rank) for rank in range(self._workers)], self._first_rank)
+        return describe_deadlock(
+            [waiting.get(rank) for rank in range(self._workers)], self._first_rank, lost=self._losses
+        )
 
     def _stop_workers(self) -> None:
         """Ask all workers to stop, then make them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -89,30 +90,31 @@ class LocalComm(Comm):
     # --- groups and shared tensors ----------------------------------------------------------------------------
 
     def split(self, color: int) -> LocalComm:
-        colors = [int(value) for value in self._gather("split", torch.tensor(color))]
-        ranks = tuple(world for world, value in zip(self._group.ranks, colors, strict=True) if value == color)
-        is_leader = ranks[0] == self._seat.rank
-        place = self._seat.arena.allocate(Group.nbytes(len(ranks))) if is_leader else 0
-        places = self._gather("split", torch.tensor(place))
-        leader = self._group.ranks.index(ranks[0])
-        group = Group(self._seat, int(places[leader]), ranks)
-        return LocalComm(self._seat, group, self.seed, self.meter, self._began)
+        # Everybody brings a place, which takes no memory until it is used: one is there, whoever is lost meanwhile.
+        wish = [color, self._seat.rank, self._seat.arena.allocate(Group.nbytes(self.size))]
+        wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
+        members = [(world, place) for value, world, place in wishes if value == color]
+        group = Group(self._seat, members[0][1], tuple(world for world, _ in members))
+        return type(self)(self._seat, group, self.seed, self.meter, self._began)
 
     def shared(self, name: str, like: Tensor) -> SharedTensor:
-        arena, homes = self._seat.arena, self._group.homes
-        if self.rank == 0 and name not in homes:
-            homes[name] = LocalShared.create(arena, like.detach(), self.size)
-        wish = [homes.get(name, 0), zlib.crc32(name.encode()), like.numel(), DTYPES.index(like.dtype)]
-        wishes = [part.tolist() for part in self._gather("shared", torch.tensor(wish))]
-        for rank, (_, *theirs) in enumerate(wishes):
-            if theirs != wish[1:]:
-                ranks = self._group.ranks
-                raise MismatchError(
-                    f"rank {ranks[self.rank]} called shared({name!r}) of {signature(like)}, "
-                    f"rank {ranks[rank]} another name, size or dtype"
-                )
-        homes[name] = wishes[0][0]
-        return LocalShared(self._seat, homes[name], name, like, self._group.ranks, self.rank, self.meter)
+        arena, homes, ranks = self._seat.arena, self._group.homes, self._group.ranks
+        described = [zlib.crc32(name.encode()), like.numel(), DTYPES.index(like.dtype)]
+        while True:
+            if name not in homes and self.rank == self.members[0]:
+                homes[name] = LocalShared.create(arena, like.detach(), self.size)
+            wish = [homes.get(name, 0), self._seat.rank, *described]
+            wishes = [part.tolist() for part in self._gather("shared", torch.tensor(wish))]
+            for _, world, *theirs in wishes:
+                if theirs != described:
+                    raise MismatchError(
+                        f"rank {self._seat.rank} called shared({name!r}) of {signature(like)}, "
+                        f"rank {world} another name, size or dtype"
+                    )
+            places = [place for place, *_ in wishes if place]
+            if places:  # or else the one who should have made it was lost, as all see alike: once more
+                homes[name] = places[0]
+                return LocalShared(self._seat, homes[name], name, like, ranks, self.rank, self.meter)
 
     # --- collectives ------------------------------------------------------------------------------------------
 
@@ -151,9 +153,8 @@ class LocalComm(Comm):
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
         self._enter(call, 0, tensor, stage=True)
-        self._await_all(call)
         parts = []
-        for rank in range(self.size):
+        for rank in self._await_all(call):
             part = self._region(rank, tensor.dtype).to(tensor.device, copy=True)
             parts.append(
                 part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *tensor.shape[1:])
@@ -163,7 +164,9 @@ class LocalComm(Comm):
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = "broadcast"
         self._enter(call, root, tensor, stage=self.rank == root)  # nobody reads what the others bring
-        self._await_all(call)
+        came = self._await_all(call)
+        if root not in came:
+            raise self._seat.board.loss(self._group.ranks[root])
         if self.rank != root:
             self._copy_out(tensor, root)
 
@@ -191,20 +194,29 @@ class LocalComm(Comm):
             own is not None,
         )
         row[SEQ] = self._seq  # last: it says that the rest of the row is there
-        if self._table[:, SEQ].min() >= self._seq:
+        if self._all_came(self._table, self._seq):
             self._seat.ring(self._group.ranks)
         return own is not None
 
-    def _await_all(self, call: str) -> None:
-        """Wait until all members have come, and see that they came for the same."""
+    def _await_all(self, call: str) -> Sequence[int]:
+        """Wait until all members have come, and see that they came for the same. Return who came: all, or the rest."""
         table, seq = self._table, self._seq
-        self._seat.wait(lambda: bool(table[:, SEQ].min() >= seq), call)
+        self._seat.wait(lambda: self._all_came(table, seq), call)
+        came = self._who_came(table, seq)
         agreed = ELEMENTS if call == "all_gather" else OFFSET  # all_gather takes tensors of different sizes
-        if (table[:, OP:agreed] != table[0, OP:agreed]).any():
-            rank = int((table[:, OP:agreed] != table[0, OP:agreed]).any(axis=1).argmax())
-            first, other = self._described(0), self._described(rank)
+        calls = table[:, OP:agreed] if len(came) == self.size else table[came, OP:agreed]
+        if (calls != calls[0]).any():
+            rank = came[int((calls != calls[0]).any(axis=1).argmax())]
+            first, other = self._described(came[0]), self._described(rank)
             ranks = self._group.ranks
-            raise MismatchError(f"rank {ranks[0]} called {first}, rank {ranks[rank]} called {other}")
+            raise MismatchError(f"rank {ranks[came[0]]} called {first}, rank {ranks[rank]} called {other}")
+        return came
+
+    def _all_came(self, table: NDArray[np.int64], seq: int) -> bool:
+        return bool(table[:, SEQ].min() >= seq)
+
+    def _who_came(self, table: NDArray[np.int64], seq: int) -> Sequence[int]:
+        return range(self.size)
 
     def _described(self, rank: int) -> str:
         _, op, arg, dtype, elements, *_ = map(int, self._table[rank])

@@ -13,18 +13,21 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from flockstep.backends.base import source_line
+from flockstep.backends.base import lost_worker, source_line
 from flockstep.backends.local.arena import Arena
+from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
-# Columns of the status board, a row for each worker.
-STATE, STEPS, WAITS, LOOKS, OUTCOME = range(5)
+# Columns of the status board, a row for each worker. The last two are the launcher's: how it ended, and when that was
+# noticed, or zero. Times are nanoseconds of the system's clock.
+STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, EXIT_CODE, MISSED_AT = range(8)
 COLUMNS = 8
 STARTING, RUNNING, WAITING, ENDED = range(4)
 
@@ -35,11 +38,24 @@ class Board:
     def __init__(self, arena: Arena, offset: int, workers: int) -> None:
         size = workers * COLUMNS
         self.rows = arena.words(offset, size).reshape(workers, COLUMNS)
+        self.missed = self.rows[:, MISSED_AT]
         self._texts = arena.bytes(offset + 8 * size, workers * TEXT_BYTES).reshape(workers, TEXT_BYTES)
 
     @staticmethod
     def nbytes(workers: int) -> int:
         return workers * (8 * COLUMNS + TEXT_BYTES)
+
+    def lose(self, rank: int, exit_code: int) -> None:
+        """Let everybody know that this worker's process has ended. Only then: what it wrote must not change later."""
+        self.rows[rank, EXIT_CODE] = exit_code
+        self.missed[rank] = time.monotonic_ns()  # last: it says that the rest is there
+
+    def loss(self, rank: int, first_rank: int = 0) -> WorkerLost:
+        """The error for a worker that is lost."""
+        row = self.rows[rank]
+        began = [began for began in self.rows[:, BEGAN].tolist() if began]  # none: lost before the clock started
+        seconds = max(0, int(row[MISSED_AT]) - min(began)) / 1e9 if began else 0.0
+        return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds)
 
     def say(self, rank: int, text: str) -> None:
         encoded = text.encode()[: TEXT_BYTES - 1] + b"\0"

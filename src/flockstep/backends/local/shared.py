@@ -74,7 +74,7 @@ class LocalShared(SharedTensor):
     @contextmanager
     def lock(self, in_turn: bool = False) -> Iterator[None]:
         if in_turn:
-            self._seat.wait(lambda: bool(self._turn[0] == self._rank), f"lock in turn of shared {self.name!r}")
+            self._seat.wait(self._has_turn, f"lock in turn of shared {self.name!r}")
         self._acquire()
         try:
             yield
@@ -102,12 +102,22 @@ class LocalShared(SharedTensor):
         waiting = self._waits_for_lock.tolist()
         self._seat.ring(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
 
+    def _has_turn(self) -> bool:
+        """The turn of one who was lost before passing it belongs to the next: nobody needs to write that down."""
+        turn = int(self._turn[0])
+        return turn == self._rank or self._first_from(turn) == self._rank
+
     def _pass_turn(self) -> None:
         """To the next member that still takes turns; to nobody when all have retired."""
-        members = len(self._ranks)
-        for distance in range(1, members + 1):
-            following = (self._rank + distance) % members
-            if not self._retired[following]:
-                self._turn[0] = following
-                self._seat.ring((self._ranks[following],))
-                return
+        following = self._first_from(self._rank + 1)
+        if following is not None:
+            self._turn[0] = following
+            self._seat.ring((self._ranks[following],))
+
+    def _first_from(self, rank: int) -> int | None:
+        """The first member from `rank` on, in a circle, that has neither retired nor been lost."""
+        members, missed = len(self._ranks), self._seat.board.missed
+        for member in ((rank + distance) % members for distance in range(members)):
+            if not self._retired[member] and not missed[self._ranks[member]]:
+                return member
+        return None

@@ -18,7 +18,8 @@ from flockstep.backends.base import Stopped, stream_seed
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
-from flockstep.backends.local.seat import ENDED, OUTCOME, RUNNING, STATE, Bells, Board, Seat
+from flockstep.backends.local.seat import BEGAN, ENDED, OUTCOME, RUNNING, STATE, Bells, Board, Seat
+from flockstep.backends.local.survivors import SurvivingComm
 from flockstep.comm import Meter
 from flockstep.errors import FlockstepError, WorkerError, worker_error
 
@@ -32,6 +33,7 @@ class Orders:
     workers: int
     first_rank: int  # of these workers, where they are part of a larger world
     seed: int
+    on_failure: str
     board: int
     group: int
     program: int
@@ -68,9 +70,11 @@ def _run(seat: Seat, orders: Orders) -> Outcome:
     try:
         program = payload.load_private(seat.arena, orders.program)
         group = Group(seat, orders.group, tuple(range(orders.workers)))
-        comm = LocalComm(seat, group, orders.seed, Meter(), began=0.0)
+        kind = SurvivingComm if orders.on_failure == "continue" else LocalComm
+        comm = kind(seat, group, orders.seed, Meter(), began=0.0)
         comm.barrier()  # the clock starts when all are there
         comm.start_clock(time.monotonic())
+        seat.status[BEGAN] = time.monotonic_ns()
         return Outcome(program(comm))
     except Stopped:
         raise

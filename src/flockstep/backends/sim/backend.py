@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flockstep.backends.base import Backend, Program, Watcher
+from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.randomness import RandomStreams
@@ -46,7 +46,7 @@ class Simulator(Backend):
         on_failure: str = "stop",
         watch: Watcher | None = None,
     ) -> list[Any]:
-        require_choice("on_failure", on_failure, ("stop",))
+        require_choice("on_failure", on_failure, ON_FAILURE)  # nobody dies here
         simulation = _Simulation(self, program, workers, seed)
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
         # One intra-op thread a worker: results must not depend on how many lanes there are.
