@@ -1,0 +1,8 @@
+"""What torchrun and Ray have in common: workers on several hosts, and a coordinator that knows what they wait for."""
+
+from flockstep.backends.cluster.coordinator import Coordinator
+from flockstep.backends.cluster.service import Service
+from flockstep.backends.cluster.shared import LockedByLine
+from flockstep.backends.cluster.work import Ticket, work
+
+__all__ = ["Coordinator", "LockedByLine", "Service", "Ticket", "work"]

@@ -1,0 +1,252 @@
+"""`Comm` across hosts: agreement over the line to the coordinator, tensors over torch.distributed.
+
+The coordinator lets a collective begin when all members have called the same; only then do tensors move, so a mismatch
+is an error and never a hang, and nobody waits inside torch for a worker that does not come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flockstep.backends.cluster import groups
+from flockstep.backends.cluster.groups import SLICE, Finish, Groups
+from flockstep.backends.cluster.line import Line
+from flockstep.backends.cluster.wire import DTYPES
+from flockstep.comm import Comm, Meter, SharedTensor, signature
+from flockstep.errors import FlockstepError, MismatchError, WorkerLost
+
+# How long a broken connection may be known here before the coordinator says who is lost.
+NEWS_SECONDS = 10.0
+
+
+class Broken(Exception):
+    """A collective cannot be ended: one of its members is gone."""
+
+
+@dataclass
+class Station:
+    """What all comms of one worker share."""
+
+    line: Line
+    groups: Groups
+    seed: int
+    continues: bool
+    make_shared: Callable[[ClusterComm, str, Tensor, bool], SharedTensor]
+    count_step: Callable[[], None]
+    meter: Meter = field(default_factory=Meter)
+    began: float = 0.0
+    shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
+
+
+class ClusterComm(Comm):
+    """A worker's handle on a group whose members may be on other hosts."""
+
+    def __init__(self, station: Station, name: str, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.ranks = ranks  # in the world
+        self.rank = ranks.index(station.line.rank)
+        self.size = len(ranks)
+        self.seed = station.seed
+        self.meter = station.meter
+        self.station = station
+        self._seq = 0
+        self._sent: dict[int, Any] = {}  # by peer: the last tensor sent, which must stay until it has arrived
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        if not self.station.continues:
+            return tuple(range(self.size))
+        self.station.line.catch_up()
+        return tuple(rank for rank, world in enumerate(self.ranks) if world not in self.station.line.lost)
+
+    # --- time, groups and shared tensors ----------------------------------------------------------------------
+
+    def now(self) -> float:
+        return time.monotonic() - self.station.began
+
+    def elapse(self, seconds: float | None = None) -> None:
+        if seconds is None:
+            self.station.count_step()
+        self.station.line.catch_up()  # a worker that only computes hears here that the run is to stop
+
+    def split(self, color: int) -> ClusterComm:
+        go = self._join("split", "split", data=int(color))
+        return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
+
+    def shared(self, name: str, like: Tensor) -> SharedTensor:
+        go = self._join("shared", f"shared({name!r}) of {signature(like)}")
+        key = (self.name, name)
+        if key not in self.station.shared:
+            is_first = go["members"][0] == self.ranks[self.rank]
+            self.station.shared[key] = self.station.make_shared(self, name, like.detach(), is_first)
+        self._join("shared", f"shared({name!r}) of {signature(like)}")  # nobody uses it before it has its first value
+        return self.station.shared[key]
+
+    # --- collectives ------------------------------------------------------------------------------------------
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
+            groups.all_reduce(group, work, op, finish)
+
+        self._move(f"all_reduce({op}) of {signature(tensor)}", tensor, move)
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        parts: list[Tensor] = []
+
+        def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
+            parts[:] = groups.all_gather(group, work, go["data"], finish)
+
+        text = f"all_gather of {signature(tensor)}"
+        self._move(text, tensor, move, must=f"all_gather of {tensor.dtype}", data=tensor.numel(), in_place=False)
+        rest = tensor.shape[1:]
+        return [part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *rest) for part in parts]
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        source = self.ranks[root]
+
+        def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
+            groups.broadcast(group, work, go["members"].index(source), finish)
+
+        self._move(f"broadcast from {root} of {signature(tensor)}", tensor, move, root=source)
+
+    def _barrier(self) -> None:
+        self._join("barrier", "barrier")
+
+    def _join(
+        self,
+        call: str,
+        text: str,
+        *,
+        must: str | None = None,
+        data: Any = None,
+        root: int | None = None,
+        moves: bool = False,
+    ) -> dict[str, Any]:
+        """Wait until all members have come to the same call; who they are, and what each of them brings."""
+        self._seq += 1
+        said = {"call": call, "signature": text, "must": must or text, "data": data, "root": root, "moves": moves}
+        return self.station.line.ask("join", call, group=self.name, seq=self._seq, **said)
+
+    def _move(
+        self,
+        text: str,
+        tensor: Tensor,
+        move: Callable[[Any, Tensor, Finish, dict[str, Any]], None],
+        *,
+        must: str | None = None,
+        data: Any = None,
+        root: int | None = None,
+        in_place: bool = True,
+    ) -> None:
+        """One collective: agree, move the tensors and, where workers may be lost, agree that all have moved."""
+        call = text.partition("(")[0].partition(" ")[0]
+        go = self._join(call, text, must=must, data=data, root=root, moves=True)
+        if not self.station.continues:
+            self._attempt(tensor, move, go)
+            return
+        while go["members"]:
+            # On a copy: what a broken attempt has done, or still does in torch's threads, must not be seen.
+            work = tensor.clone()
+            try:
+                self._attempt(work, move, go)
+                went_well = True
+            except Broken:
+                went_well = False
+            go = self.station.line.ask("report", call, group=self.name, seq=self._seq, ok=went_well)
+        if in_place:
+            tensor.copy_(work)
+
+    def _attempt(
+        self, tensor: Tensor, move: Callable[[Any, Tensor, Finish, dict[str, Any]], None], go: dict[str, Any]
+    ) -> None:
+        members = tuple(go["members"])
+        if len(members) == 1 or (tensor.numel() == 0 and go["data"][0] is None):
+            if go["data"][0] is not None:
+                move(_Alone(), tensor, lambda work: None, go)
+            return
+
+        def finish(work: Any) -> None:
+            self._finish(work, members)
+
+        try:
+            move(self.station.groups.of(self.name, members, tensor.device), tensor, finish, go)
+        except FlockstepError:
+            raise
+        except RuntimeError as error:  # torch.distributed raises nothing more telling
+            lost = self.station.line.await_loss(members, NEWS_SECONDS)
+            if lost is None:
+                raise
+            raise Broken from error
+
+    def _finish(self, work: Any, members: tuple[int, ...]) -> None:
+        """Wait for torch, a slice at a time; give up when a member is lost."""
+        line = self.station.line
+        while True:
+            try:
+                work.wait(SLICE)
+                return
+            except RuntimeError as error:
+                if "Operation timed out" not in str(error):
+                    raise
+            line.catch_up()
+            if line.lost.intersection(members):
+                raise Broken
+
+    # --- two workers ------------------------------------------------------------------------------------------
+
+    def _send(self, tensor: Tensor, peer: int) -> None:
+        world = self.ranks[peer]
+        letter = [DTYPES.index(tensor.dtype), tensor.numel()]
+        waits_in = f"send to rank {world}"
+        self.station.line.ask("send", waits_in, peer=world, group=self.name, letter=letter)
+        if tensor.numel():
+            copy = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+            work = self._with(peer, tensor.device, lambda group, other: group.send([copy], other, 0))
+            self._sent[peer] = (work, copy)
+
+    def _recv(self, tensor: Tensor, peer: int) -> None:
+        world, line = self.ranks[peer], self.station.line
+        answer = line.ask("receive", f"recv from rank {world}", peer=world, group=self.name)
+        dtype, elements = answer["letter"]
+        if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
+            raise MismatchError(
+                f"rank {world} sent {elements} × {DTYPES[dtype]}, rank {line.rank} expected {signature(tensor)}"
+            )
+        if elements:
+            whole = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(elements)
+            self._with(peer, tensor.device, lambda group, other: group.recv([whole], other, 0).wait())
+            if not tensor.is_contiguous():
+                tensor.copy_(whole.view(tensor.shape))
+        line.tell("taken", peer=world, group=self.name)
+
+    def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        # A send waits for nothing but the arrival of the one before, so both may send first.
+        received = torch.empty_like(tensor)
+        self._send(tensor, peer)
+        self._recv(received, peer)
+        return received
+
+    def _with(self, peer: int, device: torch.device, use: Callable[[Any, int], Any]) -> Any:
+        """Use the group of the two; a peer that is gone is a lost worker."""
+        pair = tuple(sorted((self.ranks[self.rank], self.ranks[peer])))
+        try:
+            return use(self.station.groups.of(f"{self.name} pair", pair, device), pair.index(self.ranks[peer]))
+        except RuntimeError as error:
+            lost = self.station.line.await_loss(pair, NEWS_SECONDS)
+            if lost is None:
+                raise
+            raise WorkerLost(f"rank {self.ranks[self.rank]} waits for rank {lost}, which is lost", lost) from error
+
+
+class _Alone:
+    """The group of the only worker that is left."""
+
+    @staticmethod
+    def _allgather_base(whole: Tensor, own: Tensor) -> None:
+        whole.copy_(own)

@@ -1,0 +1,188 @@
+"""The one place that knows what every worker waits for. It runs in the launcher; tensors do not pass through it.
+
+Every worker has a line to it and says on it what it is about to wait for: the others of a collective, a message, a
+lock. The coordinator answers when it may go on. Since it knows all that anybody waits for, a deadlock is a fact: no
+worker runs, and nothing that it could answer is left. Since it sees a line end when a process dies, it can let the
+others go on without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from flockstep.backends.base import describe_deadlock, lost_worker
+from flockstep.backends.cluster.calls import Calls
+from flockstep.backends.cluster.locks import Lock
+from flockstep.backends.cluster.post import Post
+from flockstep.backends.cluster.wire import Connection, WireError
+from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
+
+STARTING, RUNNING, WAITING, HUNG_UP, ENDED, LOST = range(6)
+# Between a line's end and the loss of its worker: whoever started the worker may know how it ended, and why.
+GRACE_SECONDS = 1.0
+
+
+@dataclass
+class Seat:
+    """What is known of one worker."""
+
+    state: int = STARTING
+    connection: Connection | None = None
+    steps: int = 0
+    waits_in: str = ""
+    hung_up_at: float = 0.0
+
+
+class Coordinator:
+    """Watches over the workers of one run. All methods may be called from any thread."""
+
+    def __init__(self, workers: int, on_failure: str = "stop") -> None:
+        self.failure: FlockstepError | None = None
+        self.lost: dict[int, WorkerLost] = {}
+        self._continues = on_failure == "continue"
+        self._seats = [Seat() for _ in range(workers)]
+        self._calls = Calls(self._answer, workers, must_report=self._continues)
+        self._post = Post(self._answer)
+        self._locks: dict[str, Lock] = {}
+        self._began: float | None = None
+        self._guard = threading.RLock()
+
+    # --- for the launcher -------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> list[int]:
+        return [seat.steps for seat in self._seats]
+
+    @property
+    def is_over(self) -> bool:
+        """All programs have ended or were lost."""
+        return all(seat.state in (ENDED, LOST) for seat in self._seats)
+
+    @property
+    def seconds(self) -> float:
+        """Since all workers were there."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def fail(self, error: FlockstepError) -> None:
+        """Stop all workers because of `error`. The first failure counts."""
+        with self._guard:
+            if self.failure is not None:
+                return
+            self.failure = error
+            for seat in self._seats:
+                self._say(seat, {"stop": True})
+
+    def declare_lost(self, rank: int, exit_code: int | None = None, step: int | None = None) -> None:
+        """The process of `rank` has ended without a result."""
+        with self._guard:
+            seat = self._seats[rank]
+            if rank in self.lost or self.failure is not None:
+                return
+            seat.state = LOST
+            error = lost_worker(rank, exit_code, seat.steps if step is None else step, self.seconds)
+            self.lost[rank] = error
+            if not self._continues or len(self.lost) == len(self._seats):
+                self.fail(error)
+                return
+            for other in self._seats:
+                self._say(other, {"lost": [rank]})
+            self._post.lose(rank)
+            self._calls.lose(rank)
+            for lock in self._locks.values():
+                lock.lose(rank)
+            self._look_for_deadlock()
+
+    def tick(self) -> None:
+        """Call now and then: workers whose lines ended some time ago are lost."""
+        with self._guard:
+            for rank, seat in enumerate(self._seats):
+                if seat.state == HUNG_UP and time.monotonic() - seat.hung_up_at > GRACE_SECONDS:
+                    self.declare_lost(rank)
+
+    # --- for the workers --------------------------------------------------------------------------------------
+
+    def serve(self, connection: Connection, rank: int) -> None:
+        """Serve one worker's line until it ends."""
+        with self._guard:
+            if not 0 <= rank < len(self._seats) or self._seats[rank].state != STARTING:
+                raise WireError(f"rank {rank} is not awaited")
+            seat = self._seats[rank]
+            seat.state, seat.connection = RUNNING, connection
+            if self.failure is not None:
+                self._say(seat, {"stop": True})
+        try:
+            while (said := connection.hear()) is not None:
+                with self._guard:
+                    self._handle(rank, seat, said)
+        except OSError:
+            pass  # its host is gone: as good as a line that ended
+        finally:
+            with self._guard:
+                seat.connection = None
+                if seat.state not in (ENDED, LOST):
+                    seat.state, seat.hung_up_at = HUNG_UP, time.monotonic()
+
+    def _handle(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
+        if seat.state == LOST:
+            return
+        if "waits_in" in said:
+            seat.state, seat.waits_in = WAITING, said["waits_in"]
+        match said["do"]:
+            case "steps":
+                seat.steps = said["steps"]
+            case "join":
+                self._calls.join(rank, said)
+            case "report":
+                self._calls.report(rank, said)
+            case "send":
+                self._post.send(rank, said["peer"], said["group"], said["letter"])
+            case "receive":
+                self._post.receive(rank, said["peer"], said["group"])
+            case "taken":
+                self._post.taken(rank, said["peer"], said["group"])
+            case "lock":
+                self._lock(said).ask(rank, said["in_turn"])
+            case "unlock":
+                self._lock(said).release(rank)
+            case "retire":
+                self._lock(said).retire(rank)
+            case "began":
+                self._began = self._began or time.monotonic()
+            case "ended":
+                seat.state = ENDED
+            case unknown:
+                raise WireError(f"rank {rank} asked for {unknown!r}")
+        if seat.state in (WAITING, ENDED):
+            self._look_for_deadlock()
+
+    def _answer(self, rank: int, reply: dict[str, Any]) -> None:
+        """Let a waiting worker go on."""
+        seat = self._seats[rank]
+        if seat.state == WAITING:
+            seat.state = RUNNING
+        self._say(seat, {"answer": reply})
+
+    def _say(self, seat: Seat, message: dict[str, Any]) -> None:
+        if seat.connection is None:
+            return
+        try:
+            seat.connection.say(message)
+        except OSError:
+            pass  # the thread that listens to this line notices too, and does what is due
+
+    def _lock(self, said: dict[str, Any]) -> Lock:
+        name = said["lock"]
+        if name not in self._locks:
+            lock = self._locks[name] = Lock(self._calls.groups[said["group"]], lambda rank: self._answer(rank, {}))
+            for rank in self.lost.keys() & set(lock.members):
+                lock.lose(rank)
+        return self._locks[name]
+
+    def _look_for_deadlock(self) -> None:
+        states = [seat.state for seat in self._seats]
+        if self.failure is None and WAITING in states and set(states) <= {WAITING, ENDED, LOST}:
+            waits = [seat.waits_in if seat.state == WAITING else None for seat in self._seats]
+            self.fail(DeadlockError(describe_deadlock(waits)))

@@ -1,0 +1,103 @@
+"""Where the parts of shared tensors live: tensors by name, changed on behalf of whoever is connected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flockstep.backends.cluster.wire import (
+    ADD,
+    BLEND,
+    CREATE,
+    DONE,
+    READ,
+    TENSOR,
+    WRITE,
+    Connection,
+    Header,
+    WireError,
+    raw,
+)
+
+
+@dataclass
+class Part:
+    """A part of a shared tensor. The lock keeps one change from tearing another: no update is ever lost here."""
+
+    value: Tensor
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Homes:
+    """The parts that live in this process."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Part] = {}
+        self._adding = threading.Lock()
+
+    def serve(self, connection: Connection) -> None:
+        """Answer one worker's requests, in its order, until it goes. An answer means that the change has landed."""
+        scratch = torch.empty(0, dtype=torch.uint8)
+        while (header := connection.header()) is not None:
+            if header.kind == CREATE:
+                self._create(header, connection)
+                continue
+            part = self._part(header)
+            if header.kind == READ:
+                connection.send(_described(part.value, connection.run), raw(part.value))
+                continue
+            if header.kind not in CHANGES:
+                raise WireError(f"a frame of kind {header.kind} where a request was due")
+            if len(scratch) < header.nbytes:
+                scratch = torch.empty(header.nbytes, dtype=torch.uint8)
+            given = scratch[: header.nbytes].view(header.dtype).view(header.shape)
+            connection.fill(raw(given))
+            with part.lock:
+                answer = CHANGES[header.kind](part.value, given, header.number)
+            if answer is None:
+                connection.send(Header(DONE, connection.run))
+            else:
+                connection.send(_described(answer, connection.run), raw(answer))
+
+    def _create(self, header: Header, connection: Connection) -> None:
+        """Make a part; one that is there already stays as it is."""
+        value = connection.tensor(header)
+        with self._adding:
+            self._parts.setdefault(header.name, Part(value))
+        connection.send(Header(DONE, connection.run))
+
+    def _part(self, header: Header) -> Part:
+        part = self._parts.get(header.name)
+        if part is None:
+            raise WireError(f"no shared tensor {header.name!r} lives here")
+        if (part.value.dtype, part.value.shape) != (header.dtype, header.shape):
+            raise WireError(
+                f"shared tensor {header.name!r} is {part.value.dtype} of {tuple(part.value.shape)} here "
+                f"(asked for {header.dtype} of {header.shape})"
+            )
+        return part
+
+
+def _described(value: Tensor, run: bytes) -> Header:
+    return Header(TENSOR, run, dtype=value.dtype, shape=tuple(value.shape), length=value.nbytes)
+
+
+def _write(value: Tensor, given: Tensor, _: float) -> None:
+    value.copy_(given)
+
+
+def _add(value: Tensor, given: Tensor, scale: float) -> None:
+    value.add_(given, alpha=scale if value.dtype.is_floating_point else int(scale))
+
+
+def _blend(value: Tensor, given: Tensor, weight: float) -> Tensor:
+    before = value.clone()
+    value.add_(given.sub_(before), alpha=weight)
+    return before
+
+
+CHANGES: dict[int, Callable[[Tensor, Tensor, float], Tensor | None]] = {WRITE: _write, ADD: _add, BLEND: _blend}

@@ -1,0 +1,82 @@
+"""A worker's line to the coordinator: what it says, what it asks, and what it hears meanwhile."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from typing import Any
+
+from flockstep import errors
+from flockstep.backends.base import Stopped, source_line
+from flockstep.backends.cluster.wire import Connection
+from flockstep.errors import WorkerLost
+
+
+class Line:
+    """One worker's line. A worker that hears that the run is to stop unwinds (`Stopped`)."""
+
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self.rank = rank
+        self.lost: set[int] = set()
+        self._connection = connection
+        self._answers: list[dict[str, Any]] = []
+
+    def tell(self, do: str, **said: Any) -> None:
+        """Say something that needs no answer."""
+        try:
+            self._connection.say({"do": do, **said})
+        except OSError as error:
+            raise self._cut_off() from error
+
+    def ask(self, do: str, waits_in: str, **said: Any) -> dict[str, Any]:
+        """Say what this worker waits in, and wait for the answer."""
+        self.tell(do, waits_in=f"{waits_in} at {source_line(sys._getframe(1))}", **said)
+        while not self._answers:
+            self._hear()
+        answer = self._answers.pop()
+        if "error" in answer:
+            raise self._error(answer)
+        return answer
+
+    def catch_up(self) -> None:
+        """Take in what was said meanwhile, without waiting."""
+        while select.select([self._connection.socket], [], [], 0)[0]:
+            self._hear()
+
+    def await_loss(self, ranks: tuple[int, ...], seconds: float) -> int | None:
+        """Which of `ranks` is lost, waiting for that news if need be; None if it does not come."""
+        deadline = time.monotonic() + seconds
+        while not (gone := self.lost.intersection(ranks)):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._connection.socket], [], [], left)[0]:
+                return None
+            self._hear()
+        return min(gone)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _hear(self) -> None:
+        try:
+            message = self._connection.hear()
+        except OSError as error:
+            raise self._cut_off() from error
+        if message is None:
+            raise self._cut_off()
+        if "answer" in message:
+            self._answers.append(message["answer"])
+        elif "lost" in message:
+            self.lost.update(message["lost"])
+        else:
+            raise Stopped
+
+    def _cut_off(self) -> WorkerLost:
+        return WorkerLost(f"rank {self.rank} has lost the launcher of the run", self.rank)
+
+    def _error(self, answer: dict[str, Any]) -> errors.FlockstepError:
+        if answer["error"] == "WorkerLost":
+            rank = answer["lost"]
+            return WorkerLost(f"rank {self.rank} waits for rank {rank}, which is lost", rank)
+        kind: type[errors.FlockstepError] = getattr(errors, answer["error"])
+        return kind(answer["text"])

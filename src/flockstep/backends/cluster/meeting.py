@@ -1,0 +1,200 @@
+"""The launchers of one run, a process for each rank: they find each other, start their workers and end together.
+
+A launcher's worker runs in a process of its own. So a worker that dies takes nothing with it: its launcher says how it
+ended, goes on serving its part of the shared tensors, and hears how the run ends. Rank 0's launcher coordinates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from flockstep.backends.base import Program, Watcher
+from flockstep.backends.cluster.comm import ClusterComm
+from flockstep.backends.cluster.coordinator import Coordinator
+from flockstep.backends.cluster.gathering import Gathering, Messenger
+from flockstep.backends.cluster.homes import Homes
+from flockstep.backends.cluster.line import Line
+from flockstep.backends.cluster.service import Service
+from flockstep.backends.cluster.shared import Directory, Peers, ShardedTensor
+from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES, connect
+from flockstep.backends.cluster.work import Ticket, work
+from flockstep.backends.local import LocalProcesses
+from flockstep.comm import Comm
+from flockstep.errors import FlockstepError, WorkerLost
+
+LOOK_SECONDS = 0.05
+GATHER_SECONDS = 300.0  # for all launchers to come
+LEAVE_SECONDS = 3.0  # for all launchers to hear how the run ended
+
+
+class RunFailed(BaseException):
+    """Carries the failure of the run through the watch over this rank's own worker."""
+
+    def __init__(self, error: FlockstepError) -> None:
+        self.error = error
+
+
+class Meeting:
+    """One run, as the launcher of one rank sees it.
+
+    `store` is where the launchers find each other, `host` the one address of this host to listen on. `secret` is what
+    all ranks were given to know each other by; None: rank 0 makes one up and leaves it in the store.
+    """
+
+    def __init__(self, store: Store, host: str, rank: int, size: int, secret: str | None, on_failure: str) -> None:
+        self._store = store
+        self._host = host
+        self._rank = rank
+        self._size = size
+        self._secret = secret
+        self._on_failure = on_failure
+        self._parent = os.getppid()
+        self._terminated_at: float | None = None
+        self._stack = ExitStack()
+        self._coordinator = Coordinator(size, on_failure) if rank == 0 else None
+        self._gathering = Gathering(self._coordinator, size) if self._coordinator is not None else None
+
+    def __enter__(self) -> Meeting:
+        with ExitStack() as stack:
+            self.directory = self._meet(stack)
+            address, run, token = self.directory.addresses[0], self.directory.run, self.directory.token
+            line = connect(address, run, token, "guardian", self._rank, GATHER_SECONDS)
+            self._messenger = Messenger(line, self._rank)
+            stack.callback(self._leave)
+            if threading.current_thread() is threading.main_thread():
+                before = signal.signal(signal.SIGTERM, self._note_termination)
+                stack.callback(signal.signal, signal.SIGTERM, before)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def ticket(self, seed: int, store: tuple[str, int]) -> Ticket:
+        """This rank's worker's. Process groups are made at the store of that address."""
+        return Ticket(
+            rank=self._rank,
+            workers=self._size,
+            seed=seed,
+            on_failure=self._on_failure,
+            address=self.directory.addresses[0],
+            store=store,
+            run=self.directory.run,
+            token=self.directory.token,
+            host=self._host,
+        )
+
+    def launch(self, local: LocalProcesses, body: Program, seed: int, watch: Watcher | None) -> list[Any]:
+        """Run this rank's worker, say how it ended, and wait until all have ended."""
+
+        def look(_: Any = None, seconds: float = 0.0) -> None:
+            self._look(seconds)
+            if watch is not None and self._coordinator is not None:
+                watch(self._coordinator.steps)
+
+        own: Any = None
+        own_error: Exception | None = None
+        try:
+            try:
+                (own,) = local.run(body, 1, seed=seed, first_rank=self._rank, watch=look)
+                self._messenger.bring(own)
+            except WorkerLost as lost:
+                if lost.rank != self._rank:
+                    raise
+                self._messenger.tell_lost(lost)
+            except Exception as error:  # noqa: BLE001  whatever it is: all ranks must hear of it, and this one raises it
+                own_error = error
+                self._messenger.tell_raised(error)
+            while not self._messenger.is_over:
+                look(seconds=LOOK_SECONDS)
+        except RunFailed as failed:
+            raise (own_error or failed.error) from None
+        return self._results(own)
+
+    def _results(self, own: Any) -> list[Any]:
+        """All results on rank 0; elsewhere this rank's own. Everywhere, who was lost."""
+        found = {} if self._gathering is None else self._gathering.results(own)
+        found[self._rank] = own
+        found |= {lost.rank: lost for lost in self._messenger.lost if lost.rank is not None}
+        return [found.get(rank) for rank in range(self._size)]
+
+    def _look(self, seconds: float) -> None:
+        """Listen for at most that long; raises what the run has failed of."""
+        if self._gathering is not None:
+            self._gathering.tick()
+        error = self._messenger.look(seconds)
+        if error is None and os.getppid() != self._parent:
+            error = FlockstepError(f"what started the launcher of rank {self._rank} is gone")
+        if error is not None:
+            raise RunFailed(error)
+        if self._terminated_at is not None and time.monotonic() > self._terminated_at + LEAVE_SECONDS:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _note_termination(self, number: int, frame: FrameType | None) -> None:
+        """torchrun ends all processes of a host when one has failed: wait a moment to hear what it was."""
+        self._terminated_at = time.monotonic()
+
+    def _meet(self, stack: ExitStack) -> Directory:
+        """Find the other launchers."""
+        if self._rank == 0:
+            self._store.set("run", secrets.token_hex(RUN_BYTES))
+            if self._secret is None:
+                self._store.set("token", secrets.token_hex(TOKEN_BYTES))
+        run = bytes.fromhex(self._get("run", 0))
+        if self._secret is None:
+            token = bytes.fromhex(self._get("token", 0))
+        else:
+            token = hashlib.sha256(run + self._secret.encode()).digest()
+        homes = Homes()
+        roles: dict[str, Any] = {"tensors": lambda connection, _: homes.serve(connection)}
+        if self._coordinator is not None and self._gathering is not None:
+            roles |= {"worker": self._coordinator.serve, "guardian": self._gathering.serve}
+        service = stack.enter_context(Service(self._host, run, token, roles))
+        host, port = service.address
+        self._store.set(f"address {self._rank}", f"{host} {port}")
+        addresses = [self._get(f"address {rank}", rank).split() for rank in range(self._size)]
+        return Directory(tuple((host, int(port)) for host, port in addresses), run, token)
+
+    def _get(self, key: str, rank: int) -> str:
+        try:
+            return self._store.get(key).decode()
+        except RuntimeError as error:  # torch raises kinds of its own, all of them RuntimeErrors
+            raise WorkerLost(f"rank {rank} did not come within {GATHER_SECONDS:g} s: {error}", rank) from error
+
+    def _leave(self) -> None:
+        """Rank 0 goes last, so that all hear how the run ended."""
+        self._messenger.close()
+        if self._gathering is None or self._coordinator is None:
+            return
+        if not self._messenger.is_over:
+            self._coordinator.fail(WorkerLost("the launcher of rank 0 has stopped", rank=0))
+        self._gathering.tick()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not self._gathering.is_empty and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS / 10)
+
+
+def be_worker(comm: Comm, ticket: Ticket, directory: Directory, threads: int, program: Program) -> Any:
+    """In the worker's process. Of the comm of this process and its launcher only the count of steps is used."""
+    torch.set_num_threads(threads)
+
+    def make_shared(line: Line) -> Any:
+        peers = Peers(directory, ticket.rank, line)
+
+        def make(comm: ClusterComm, name: str, like: torch.Tensor, is_first: bool) -> ShardedTensor:
+            return ShardedTensor(comm, peers, name, like, is_first)
+
+        return make
+
+    return work(ticket, program, make_shared, comm.elapse)

@@ -1,0 +1,228 @@
+"""Shared tensors in parts, one part a rank, each served by the launcher of that rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from flockstep.backends.cluster.comm import ClusterComm
+from flockstep.backends.cluster.line import Line
+from flockstep.backends.cluster.wire import (
+    ADD,
+    BLEND,
+    CREATE,
+    READ,
+    REFUSED,
+    TENSOR,
+    WRITE,
+    Connection,
+    Header,
+    WireError,
+    connect,
+    raw,
+    short_name,
+)
+from flockstep.comm import SharedTensor
+from flockstep.errors import WorkerLost
+
+CONNECT_SECONDS = 10.0
+
+
+class LockedByLine(SharedTensor):
+    """A shared tensor whose lock and turns the coordinator keeps. Where the value lives is up to the child."""
+
+    def __init__(self, comm: ClusterComm, name: str, like: Tensor) -> None:
+        self.name = name
+        self.shape = like.shape
+        self.dtype = like.dtype
+        self.meter = comm.meter
+        self._line: Line = comm.station.line
+        self._lock_of = {"lock": f"{comm.name} {name}", "group": comm.name}
+
+    @contextmanager
+    def lock(self, in_turn: bool = False) -> Iterator[None]:
+        what = f"lock{' in turn' if in_turn else ''} of shared {self.name!r}"
+        self._line.ask("lock", what, in_turn=in_turn, **self._lock_of)
+        try:
+            yield
+        finally:
+            self._line.tell("unlock", **self._lock_of)
+
+    def retire(self) -> None:
+        self._line.tell("retire", **self._lock_of)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Where every rank's launcher serves its parts."""
+
+    addresses: tuple[tuple[str, int], ...]
+    run: bytes
+    token: bytes
+
+
+class Peers:
+    """One worker's connections to the launchers that hold parts, made when first used."""
+
+    def __init__(self, directory: Directory, rank: int, line: Line) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._line = line
+        self._connections: dict[int, Connection] = {}
+        self.gone: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._directory.addresses)
+
+    def at(self, home: int) -> Connection:
+        if home not in self._connections:
+            where, run, token = self._directory.addresses[home], self._directory.run, self._directory.token
+            self._connections[home] = connect(where, run, token, "tensors", self._rank, CONNECT_SECONDS)
+        return self._connections[home]
+
+    def after(self, home: int) -> int:
+        """Who holds a part in place of `home`, whose host is gone: the next that is still there."""
+        self.gone.add(home)
+        for distance in range(1, len(self)):
+            other = (home + distance) % len(self)
+            if other not in self.gone:
+                return other
+        raise WorkerLost(f"rank {self._rank} reaches no host that holds shared tensors", self._rank)
+
+
+@dataclass
+class _Part:
+    """One slice of a shared tensor, as a worker sees it."""
+
+    name: str
+    start: int
+    end: int
+    home: int
+    seen: Tensor | None = None  # the value last seen here, kept where a home may be lost
+
+    @property
+    def elements(self) -> int:
+        return self.end - self.start
+
+
+class ShardedTensor(LockedByLine):
+    """A shared tensor whose parts live at the launchers of the ranks.
+
+    An operation asks all homes at once and returns when all have answered, so its changes have landed. Under
+    `on_failure="continue"` every worker keeps the value that it last saw: when a home is gone with its host, the
+    first to notice makes the part anew from it, at the next home.
+    """
+
+    def __init__(self, comm: ClusterComm, peers: Peers, name: str, like: Tensor, is_first: bool) -> None:
+        super().__init__(comm, name, like)
+        self._peers = peers
+        self._keeps = comm.station.continues
+        homes = comm.ranks
+        bounds = [like.numel() * k // len(homes) for k in range(len(homes) + 1)]
+        key = f"{comm.name} {name}"
+        self._parts = [
+            _Part(short_name(f"{key} {start}"), start, end, home)
+            for home, (start, end) in zip(homes, pairwise(bounds), strict=True)
+            if end > start
+        ]
+        value = like.cpu().contiguous().view(-1)
+        if self._keeps:
+            for part in self._parts:
+                part.seen = value[part.start : part.end].clone()
+        if is_first:
+            self._all(CREATE, value)
+
+    def _read(self, out: Tensor) -> None:
+        whole = (
+            out.view(-1)
+            if out.is_contiguous() and out.device.type == "cpu"
+            else torch.empty(out.numel(), dtype=self.dtype)
+        )
+        self._all(READ, None, answers=whole)
+        if whole.data_ptr() != out.data_ptr():
+            out.copy_(whole.view(out.shape))
+
+    def _write(self, tensor: Tensor) -> None:
+        self._all(WRITE, tensor)
+
+    def _add(self, tensor: Tensor, scale: float) -> None:
+        self._all(ADD, tensor, number=scale)
+
+    def _blend(self, tensor: Tensor, weight: float) -> Tensor:
+        before = torch.empty(tensor.numel(), dtype=self.dtype)
+        self._all(BLEND, tensor, number=weight, answers=before)
+        return before.view(tensor.shape).to(tensor.device)
+
+    def _all(self, kind: int, tensor: Tensor | None, *, number: float = 0.0, answers: Tensor | None = None) -> None:
+        """Ask the homes of all parts, then take all their answers."""
+        given = None if tensor is None else tensor.cpu().contiguous().view(-1)
+        asked = [part for part in self._parts if self._try(part, lambda part: self._ask(part, kind, given, number))]
+        for part in self._parts:
+            answered = part in asked and self._try(part, lambda part: self._take(part, answers))
+            while not answered:
+                answered = self._try(part, lambda part: self._again(part, kind, given, number, answers))
+            if self._keeps:
+                self._remember(part, kind, given, number, answers)
+
+    def _try(self, part: _Part, do: Callable[[_Part], None]) -> bool:
+        """False if the part's home is gone, and another may take its place."""
+        try:
+            do(part)
+        except OSError as error:
+            if not self._keeps:
+                raise WorkerLost(
+                    f"the launcher of rank {part.home}, home of a part of shared {self.name!r}, is gone", part.home
+                ) from error
+            part.home = self._peers.after(part.home)
+            return False
+        return True
+
+    def _ask(self, part: _Part, kind: int, given: Tensor | None, number: float) -> None:
+        payload = b"" if given is None else raw(given[part.start : part.end])
+        connection = self._peers.at(part.home)
+        header = Header(
+            kind, connection.run, part.name, self.dtype, (part.elements,), length=len(payload), number=number
+        )
+        connection.send(header, payload)
+
+    def _take(self, part: _Part, answers: Tensor | None) -> None:
+        connection = self._peers.at(part.home)
+        header = connection.header()
+        if header is None:
+            raise ConnectionError(f"the home at rank {part.home} closed the connection")
+        if header.kind == REFUSED:
+            raise WireError(connection.payload(header).decode(errors="replace"))
+        if header.kind == TENSOR:
+            if answers is None or header.shape != (part.elements,) or header.dtype != self.dtype:
+                raise WireError(f"rank {part.home} answered for shared {self.name!r} with {header.shape}")
+            connection.fill(raw(answers[part.start : part.end]))
+
+    def _again(self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None) -> None:
+        """Make the part anew at its new home, unless another worker has, and ask there."""
+        seen = torch.zeros(0) if part.seen is None else part.seen
+        connection = self._peers.at(part.home)
+        connection.send(
+            Header(CREATE, connection.run, part.name, self.dtype, (part.elements,), length=seen.nbytes), raw(seen)
+        )
+        self._take(part, None)
+        self._ask(part, kind, given, number)
+        self._take(part, answers)
+
+    def _remember(self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None) -> None:
+        """Keep the value as it must be now if nobody else has changed it."""
+        seen, here = part.seen, slice(part.start, part.end)
+        if seen is None:
+            return
+        if answers is not None:
+            seen.copy_(answers[here])
+        if given is not None and kind == WRITE:
+            seen.copy_(given[here])
+        elif given is not None and kind == ADD:
+            seen.add_(given[here], alpha=number)
+        elif given is not None and kind == BLEND:
+            seen.lerp_(given[here], number)

@@ -1,0 +1,161 @@
+"""Workers that torchrun has started, on one host or on many.
+
+Every process that torchrun starts calls `launch` and becomes the launcher of one worker (`cluster.meeting`).
+
+Environment variables are read here and nowhere else: those of torchrun (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and FLOCKSTEP_TOKEN, the run's secret.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher
+from flockstep.backends.cluster.meeting import GATHER_SECONDS, Meeting, be_worker
+from flockstep.backends.local import LocalProcesses
+from flockstep.errors import InvalidField
+from flockstep.fields import require, require_choice
+
+SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class World:
+    """What torchrun tells a process that it starts."""
+
+    rank: int
+    size: int
+    local_size: int
+    master: tuple[str, int]
+    hosts_store: bool  # where nobody else does: the variables were not set by torchrun but, say, by SLURM
+    attempt: str
+    interface: str | None
+    secret: str | None
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> World:
+        def number(name: str) -> int:
+            text = environment.get(name, "")
+            require(text.isdigit(), name, "be set, as torchrun does: torchrun --nproc-per-node 4 SCRIPT", text or None)
+            return int(text)
+
+        rank, size = number("RANK"), number("WORLD_SIZE")
+        has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return cls(
+            rank,
+            size,
+            int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            (environment.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT")),
+            rank == 0 and not has_agent,
+            environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+            environment.get("GLOO_SOCKET_IFNAME"),
+            environment.get("FLOCKSTEP_TOKEN"),
+        )
+
+    @property
+    def host(self) -> str:
+        """The one address of this host to listen on: loopback if all workers are here, else that of the interface."""
+        if self.interface is not None:
+            return _address_of(self.interface)
+        if self.local_size == self.size:
+            return "127.0.0.1"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect(self.master)
+            address: str = probe.getsockname()[0]
+        is_reachable = not address.startswith("127.")
+        require(is_reachable, "GLOO_SOCKET_IFNAME", "name the interface by which other hosts reach this one", None)
+        return address
+
+
+class Torchrun(Backend):
+    """Processes that torchrun has started, on one host or many, over torch.distributed.
+
+    Every process that torchrun starts calls `launch`; rank 0 gets all results, the others their own and None for the
+    rest. A worker runs in a process of its own beside its launcher. To launch often, keep what it is forked from:
+    `with fs.Torchrun() as backend: fs.launch(program, backend=backend)`.
+    """
+
+    def __init__(self) -> None:
+        self._local = LocalProcesses()
+
+    def __enter__(self) -> Torchrun:
+        self._local.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._local.__exit__(*exception)
+
+    def __repr__(self) -> str:
+        return "Torchrun()"
+
+    @property
+    def is_lead(self) -> bool:
+        return World.read().rank == 0
+
+    def size(self, workers: int | None, default: int | None = None) -> int:
+        size = World.read().size
+        require(workers in (None, size), "workers", f"be left out, or be {size} as torchrun says", workers)
+        return size
+
+    def run(
+        self,
+        program: Program,
+        workers: int,
+        *,
+        seed: int = 0,
+        on_failure: str = "stop",
+        watch: Watcher | None = None,
+    ) -> list[Any]:
+        require_choice("on_failure", on_failure, ON_FAILURE)
+        world = World.read()
+        self.size(workers)
+        store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
+        with Meeting(store, world.host, world.rank, world.size, world.secret, on_failure) as meeting:
+            threads = max(1, (os.cpu_count() or 1) // world.local_size)
+            ticket = meeting.ticket(seed, world.master)
+            body = functools.partial(
+                be_worker, ticket=ticket, directory=meeting.directory, threads=threads, program=program
+            )
+            return meeting.launch(self._local, body, seed, watch)
+
+
+_launches = 0
+
+
+def _next_launch() -> int:
+    """All launchers count their launches alike, and so find each other under the same number."""
+    global _launches  # noqa: PLW0603  the processes of torchrun have nothing else in common
+    _launches += 1
+    return _launches
+
+
+@functools.cache
+def _store(world: World) -> Store:
+    """The connection to torchrun's store, one for the process."""
+    return TCPStore(
+        world.master[0],
+        world.master[1],
+        is_master=world.hosts_store,
+        timeout=timedelta(seconds=GATHER_SECONDS),
+        wait_for_workers=False,
+    )
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            message = f"'GLOO_SOCKET_IFNAME' must be an interface with an address (got {interface!r})"
+            raise InvalidField(message) from None
+    return socket.inet_ntoa(answer[20:24])
