@@ -11,26 +11,25 @@ Rules that hold on every backend:
 - `send` may return before the peer receives, or wait for it: rely on neither.
 - Sums run in rank order, half-precision ones in float32, so equal inputs give equal bits on every backend.
 
-Workers may be lost where the run goes on without them (`on_failure="continue"`). Then:
-- Ranks and `size` stay as they were; `members` has the ranks that are still there.
-- A collective is one of those who take part, and each of them sees the same: `all_reduce` with "mean" divides by their
-  number, `all_gather` has their tensors. Who dies in the middle of it took part for all or for nobody.
-- `barrier`, `split` and `shared` do not wait for the lost. Their locks are free, turns pass over them.
-- `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange` with a lost peer
-  raise it on the caller. A program may catch it and go on.
+Where the run goes on without workers that are lost (`on_failure="continue"`), ranks and `size` stay as they were, and:
+- A collective is one of those who take part: `all_reduce` with "mean" divides by their number, `all_gather` has their
+  tensors. Who dies in the middle of it took part for all or for nobody.
+- Nothing waits for the lost. Their locks are free, turns pass over them.
+- `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange` with a lost peer raise
+  it on the caller, though `recv` may still give what the peer sent before. A program may catch it and go on.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flockstep.errors import MismatchError
+from flockstep.errors import MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number
 from flockstep.network import costs
 
@@ -159,7 +158,7 @@ class Comm(ABC):
 
     @abstractmethod
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Core: every worker's tensor, freshly allocated, in rank order."""
+        """Core: every worker's tensor, freshly allocated, in rank order; of those who took part, if some are lost."""
 
     @abstractmethod
     def _send(self, tensor: Tensor, peer: int) -> None:
@@ -264,6 +263,15 @@ class SharedTensor(ABC):
                 f"shared tensor {self.name!r} is {self.dtype} of shape {tuple(self.shape)} "
                 f"(got {tensor.dtype} of shape {tuple(tensor.shape)})"
             )
+
+
+def broadcast_from_first(comm: Comm, tensor: Tensor, roots: Sequence[int]) -> None:
+    """Broadcast from the first of `roots`, the same on every worker, that is not lost."""
+    for root in roots[:-1]:
+        with suppress(WorkerLost):  # raised on every worker alike: all try the next
+            comm.broadcast(tensor, root)
+            return
+    comm.broadcast(tensor, roots[-1])
 
 
 def signature(tensor: Tensor) -> str:

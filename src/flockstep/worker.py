@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flockstep.comm import Comm
+from flockstep.comm import Comm, broadcast_from_first
 from flockstep.data import Assignment, Disjoint, batches
 from flockstep.errors import NonFiniteLoss
 from flockstep.fields import require
@@ -29,8 +29,8 @@ class Worker:
             worker.step(loss)        # in place of optimizer.step() and optimizer.zero_grad()
         model = worker.finish()      # the model that represents the run
 
-    All workers start from rank 0's parameters and buffers. A worker that is alone trains plainly: its strategy has
-    nobody to talk to and is not asked.
+    All workers start from the parameters and buffers of rank 0, or of the lowest rank that is not lost. A worker that is
+    alone trains plainly: its strategy has nobody to talk to and is not asked.
     """
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy[Any]) -> None:
@@ -50,9 +50,8 @@ class Worker:
         self.smooth_loss = math.nan
         self.accuracy: float | None = None
         with torch.no_grad(), comm.unmetered():
-            comm.broadcast(self.flat.state)
-            for tensor in outside_tensors(model):
-                comm.broadcast(tensor)
+            for tensor in (self.flat.state, *outside_tensors(model)):
+                broadcast_from_first(comm, tensor, range(comm.size))
             self.state = None if self.is_alone else strategy.init(self)
         self._open_step()
 

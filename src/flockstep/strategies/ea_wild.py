@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flockstep.comm import Comm
+from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
 from flockstep.strategies.base import Strategy
 from flockstep.strategies.elastic import Centre, require_alpha
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 class EAWildState:
     centre: Centre
     group: Comm | None
-    draw: torch.Generator  # the same on all members of a group, so that they agree on the representative
+    # The same on all members of a group, so that they agree on the representative:
+    speakers: list[int]  # who can be it: those who were not lost when it was their turn
+    draw: torch.Generator
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class EAWild(Strategy[EAWildState]):
         d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      no lock, no turns
 
     With `groups`, the workers of a group average their gradients every step, and every `period` steps one
-    representative pulls and then broadcasts its parameters inside the group. finish: the centre.
+    representative pulls and then broadcasts its parameters inside the group; another one, if it is lost.
+    finish: the centre.
 
     Bytes: one blend (there and back) an exchange, by every worker or by one of each group; with groups also an
     all-reduce of the gradients a step and a broadcast an exchange inside the group; one read at the end.
@@ -40,7 +44,7 @@ class EAWild(Strategy[EAWildState]):
         period: optimizer steps between exchanges.
         alpha: the moving rate; None is 0.9 / (number of workers or groups that pull).
         groups: into how many equal groups the workers are divided, neighbours in rank together; None: no groups.
-        representative: who pulls for its group, its "first" worker or a "random" one each time.
+        representative: who pulls for its group, its "first" worker that is there or a "random" one each time.
 
     Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed Deep Learning", 2020.
 
@@ -64,12 +68,13 @@ class EAWild(Strategy[EAWildState]):
     def init(self, worker: Worker) -> EAWildState:
         comm = worker.comm
         if self.groups is None:
-            return EAWildState(Centre.of(worker, self.alpha, comm.size), None, torch.Generator())
+            return EAWildState(Centre.of(worker, self.alpha, comm.size), None, [], torch.Generator())
         divides = comm.size % self.groups == 0
         require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
         colour = comm.rank * self.groups // comm.size
         draw = torch.Generator().manual_seed(comm.seed + colour)
-        return EAWildState(Centre.of(worker, self.alpha, self.groups), comm.split(colour), draw)
+        group = comm.split(colour)
+        return EAWildState(Centre.of(worker, self.alpha, self.groups), group, list(range(group.size)), draw)
 
     def on_gradients(self, worker: Worker, state: EAWildState) -> None:
         if state.group is not None:
@@ -80,13 +85,23 @@ class EAWild(Strategy[EAWildState]):
             return
         if state.group is None:
             state.centre.pull(worker)
-            return
-        speaker = 0
+        else:
+            while not self._pull_as_one(worker, state, state.group):
+                pass  # the representative was lost: another does it
+
+    def _pull_as_one(self, worker: Worker, state: EAWildState, group: Comm) -> bool:
+        chosen = 0
         if self.representative == "random":
-            speaker = int(torch.randint(state.group.size, (), generator=state.draw))
-        if state.group.rank == speaker:
+            chosen = int(torch.randint(len(state.speakers), (), generator=state.draw))
+        speaker = state.speakers[chosen]
+        if group.rank == speaker:
             state.centre.pull(worker)
-        state.group.broadcast(worker.flat.state, root=speaker)
+        try:
+            group.broadcast(worker.flat.state, root=speaker)
+        except WorkerLost:  # on every member of the group alike
+            state.speakers.remove(speaker)
+            return False
+        return True
 
     def preview(self, worker: Worker, state: EAWildState) -> Tensor:
         return state.centre.value.read()

@@ -25,7 +25,7 @@ class EASGD(Strategy[EASGDState]):
     """Workers and a centre pull at each other every `period` steps.
 
         round_robin:  d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      workers in rank order, holding the lock
-        sync:         x̃ ← (1−wα)x̃ + wα·mean x;  x_i ← x_i − α(x_i − x̃)  all at once, both with the old values
+        sync:         d_i = α(x_i − x̃);  x_i ← x_i − d_i;  x̃ ← x̃ + Σ d_i   all at once, both with the old values
 
     finish: the centre. Statistics of batch normalisation follow the same rule as the parameters.
 
@@ -68,11 +68,9 @@ class EASGD(Strategy[EASGDState]):
                 state.centre.pull(worker)
 
     def _pull_together(self, worker: Worker, centre: Tensor) -> None:
-        alpha = moving_rate(self.alpha, worker.comm.size)
-        x = worker.flat.state
-        mean = worker.comm.all_reduce(x.clone(), op="mean")
-        x.lerp_(centre, alpha)
-        centre.lerp_(mean, worker.comm.size * alpha)
+        pull = (worker.flat.state - centre).mul_(moving_rate(self.alpha, worker.comm.size))
+        worker.flat.state.sub_(pull)
+        centre.add_(worker.comm.all_reduce(pull))  # a sum, so that nobody needs to know how many took part
 
     def preview(self, worker: Worker, state: EASGDState) -> Tensor:
         return state.centre if isinstance(state.centre, Tensor) else state.centre.value.read()

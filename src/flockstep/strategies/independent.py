@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from flockstep.comm import broadcast_from_first
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class Independent(Strategy[None]):
     One batch's loss is mostly noise, so the losses compared are exponential means over the last ten steps or so; of
     equal ones the lowest rank wins.
 
-    Bytes: nothing while training; at the end one scalar a worker and one broadcast of the model.
+    Bytes: nothing while training; at the end two numbers a worker and one broadcast of the model.
 
     Example:
         fs.run("digits-mlp", fs.Independent(), workers=8)
@@ -31,7 +33,8 @@ class Independent(Strategy[None]):
     name: ClassVar[str] = "independent"
 
     def finish(self, worker: Worker, state: None) -> None:
-        losses = worker.comm.all_gather(torch.tensor(worker.smooth_loss, dtype=torch.float64))
+        comm = worker.comm
         # A worker that took no step has no loss, and represents nothing.
-        best = torch.stack(losses).nan_to_num(nan=torch.inf).argmin()
-        worker.comm.broadcast(worker.flat.state, root=int(best))
+        loss = math.inf if math.isnan(worker.smooth_loss) else worker.smooth_loss
+        ranked = sorted(pair.tolist() for pair in comm.all_gather(torch.tensor([loss, comm.rank], dtype=torch.float64)))
+        broadcast_from_first(comm, worker.flat.state, [int(rank) for _, rank in ranked])
