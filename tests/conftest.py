@@ -17,10 +17,13 @@ import sklearn.datasets  # noqa: F401  these two set environment variables when 
 import torch
 import torch._dynamo
 from tests.core_only import CoreOnly
+from tests.torchrun_session import TorchrunSession
 
 import flockstep as fs
 
 Launch = Callable[..., list[Any]]
+
+KEPT = ["local", "torchrun"]  # backends whose processes are kept for the whole session, to be fast
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +31,14 @@ def local() -> Iterator[fs.LocalProcesses]:
     """Local processes with a server that is kept for the whole session, to be fast."""
     with fs.LocalProcesses() as backend:
         yield backend
+
+
+@pytest.fixture(scope="session")
+def torchrun() -> Iterator[TorchrunSession]:
+    """A torchrun of eight processes, kept for the whole session."""
+    session = TorchrunSession()
+    yield session
+    session.close()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,20 +53,20 @@ def _launcher(request: pytest.FixtureRequest, name: str) -> Launch:
         "sim": fs.Simulator,
         "sim-2-lanes": lambda: fs.Simulator(lanes=2),
         "core-only": CoreOnly,
-        "local": lambda: request.getfixturevalue("local"),
+        **{kept: lambda kept=kept: request.getfixturevalue(kept) for kept in KEPT},
     }[name]()
     return lambda program, workers, **options: fs.launch(program, workers, backend, **options)
 
 
-@pytest.fixture(params=["sim", "sim-2-lanes", "core-only", "local"])
+@pytest.fixture(params=["sim", "sim-2-lanes", "core-only", *KEPT])
 def launch(request: pytest.FixtureRequest) -> Launch:
     """`fs.launch` on each backend in turn, and on one that supplies only the required core."""
     return _launcher(request, request.param)
 
 
-@pytest.fixture(params=["sim", "local"])
+@pytest.fixture(params=["sim", *KEPT])
 def backend(request: pytest.FixtureRequest) -> fs.Backend:
-    return fs.Simulator() if request.param == "sim" else request.getfixturevalue("local")
+    return fs.Simulator() if request.param == "sim" else request.getfixturevalue(request.param)
 
 
 def _belongings() -> dict[str, Any]:
@@ -74,8 +85,9 @@ def _belongings() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "local" in request.fixturenames or "local" in request.node.name:
-        request.getfixturevalue("local")  # its server belongs to the session, not to the test
+    for kept in KEPT:
+        if kept in request.fixturenames or kept in request.node.name:
+            request.getfixturevalue(kept)  # its processes belong to the session, not to the test
     before = _belongings()
     yield
     deadline = time.monotonic() + 2

@@ -10,6 +10,7 @@ Everything public is importable from here.
 from flockstep.backends.base import Backend
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.sim import Compute, Simulator
+from flockstep.backends.torchrun import Torchrun
 from flockstep.comm import Comm, SharedTensor
 from flockstep.data import Assignment, Disjoint, FullOverlap
 from flockstep.errors import (
@@ -59,6 +60,7 @@ __all__ = [
     "Strategy",
     "SyncSGD",
     "Task",
+    "Torchrun",
     "UnknownName",
     "Worker",
     "WorkerError",

@@ -7,16 +7,17 @@ from typing import Any
 from flockstep.backends.base import Backend, Program, Watcher
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.sim import Compute, Simulator
+from flockstep.backends.torchrun import Torchrun
 from flockstep.errors import unknown_name
 from flockstep.fields import require, require_integer
 from flockstep.network import Network
 
-BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "local": LocalProcesses}
+BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "local": LocalProcesses, "torchrun": Torchrun}
 
 
 def launch(
     program: Program,
-    workers: int,
+    workers: int | None = None,
     backend: str | Backend = "sim",
     *,
     seed: int = 0,
@@ -30,8 +31,9 @@ def launch(
 
     Args:
         program: plain blocking code of one worker; a function, a closure, anything callable.
-        workers: how many.
-        backend: "sim" (virtual time, in this process), "local" (processes of this machine), or a backend object.
+        workers: how many; under torchrun it says so itself, and this may be left out.
+        backend: "sim" (virtual time, in this process), "local" (processes of this machine), "torchrun" (the processes
+            that torchrun has started), "ray" (actors of a Ray cluster), or a backend object.
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
         network, compute, lanes: the simulator's links, step times, and how many workers compute side by side.
         on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
@@ -40,10 +42,9 @@ def launch(
     Example:
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
-    require_integer("workers", workers, 1)
     require_integer("seed", seed, 0)
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
-    return chosen.run(program, workers, seed=seed, on_failure=on_failure, watch=watch)
+    return chosen.run(program, chosen.size(workers), seed=seed, on_failure=on_failure, watch=watch)
 
 
 def make_backend(backend: str | Backend, **options: Any) -> Backend:

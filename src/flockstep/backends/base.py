@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from flockstep.comm import Comm
-from flockstep.errors import WorkerLost
+from flockstep.errors import InvalidField, WorkerLost
+from flockstep.fields import require_integer
 
 ON_FAILURE = ("stop", "continue")
 
@@ -29,6 +30,19 @@ class Stopped(BaseException):
 
 class Backend(ABC):
     """Starts workers, gives each its `Comm`, and brings back what they return."""
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this process speaks for the run. Where several processes launch together, one of them does."""
+        return True
+
+    def size(self, workers: int | None, default: int | None = None) -> int:
+        """How many workers a run has for which `workers` were asked."""
+        chosen = default if workers is None else workers
+        if chosen is None:
+            raise InvalidField("'workers' must be given")
+        require_integer("workers", chosen, 1)
+        return chosen
 
     @abstractmethod
     def run(

@@ -42,6 +42,7 @@ class Station:
     meter: Meter = field(default_factory=Meter)
     began: float = 0.0
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
+    sent: dict[tuple[str, int], Any] = field(default_factory=dict)  # the last tensors sent, which may be on their way
 
 
 class ClusterComm(Comm):
@@ -56,7 +57,6 @@ class ClusterComm(Comm):
         self.meter = station.meter
         self.station = station
         self._seq = 0
-        self._sent: dict[int, Any] = {}  # by peer: the last tensor sent, which must stay until it has arrived
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -208,7 +208,7 @@ class ClusterComm(Comm):
         if tensor.numel():
             copy = tensor.clone(memory_format=torch.contiguous_format).view(-1)
             work = self._with(peer, tensor.device, lambda group, other: group.send([copy], other, 0))
-            self._sent[peer] = (work, copy)
+            self.station.sent[self.name, peer] = (work, copy)
 
     def _recv(self, tensor: Tensor, peer: int) -> None:
         world, line = self.ranks[peer], self.station.line

@@ -47,6 +47,7 @@ class Coordinator:
         self._calls = Calls(self._answer, workers, must_report=self._continues)
         self._post = Post(self._answer)
         self._locks: dict[str, Lock] = {}
+        self._dismissed: set[int] = set()
         self._began: float | None = None
         self._guard = threading.RLock()
 
@@ -94,6 +95,7 @@ class Coordinator:
             for lock in self._locks.values():
                 lock.lose(rank)
             self._look_for_deadlock()
+            self._dismiss()
 
     def tick(self) -> None:
         """Call now and then: workers whose lines ended some time ago are lost."""
@@ -151,12 +153,21 @@ class Coordinator:
                 self._lock(said).retire(rank)
             case "began":
                 self._began = self._began or time.monotonic()
-            case "ended":
+            case "end":
                 seat.state = ENDED
             case unknown:
                 raise WireError(f"rank {rank} asked for {unknown!r}")
         if seat.state in (WAITING, ENDED):
             self._look_for_deadlock()
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Let those go whose programs have ended and of whom nothing is under way that somebody may still receive."""
+        gone = {rank for rank, seat in enumerate(self._seats) if seat.state in (ENDED, LOST)}
+        for rank in [rank for rank in gone if rank not in self._dismissed]:
+            if self._seats[rank].state == LOST or self._post.recipients(rank) <= gone:
+                self._dismissed.add(rank)
+                self._answer(rank, {})
 
     def _answer(self, rank: int, reply: dict[str, Any]) -> None:
         """Let a waiting worker go on."""

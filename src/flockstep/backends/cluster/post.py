@@ -34,6 +34,10 @@ class Post:
         del self._under_way[group, sender, recipient]
         self._move((group, sender, recipient))
 
+    def recipients(self, sender: int) -> set[int]:
+        """To whom something of this sender is under way."""
+        return {recipient for _, other, recipient in self._under_way if other == sender}
+
     def lose(self, rank: int) -> None:
         self._lost.add(rank)
         for way in [*self._senders, *self._recipients]:

@@ -72,7 +72,7 @@ def work(
         station.began = time.monotonic()
         line.tell("began")
         value = program(comm)
-        line.tell("ended")
+        line.ask("end", "the end")  # what this worker has sent stays until it was received
         return value
     finally:
         line.close()

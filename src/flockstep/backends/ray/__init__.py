@@ -1,0 +1,91 @@
+"""Workers as actors of a Ray cluster. Ray is imported by the modules beside this one, and only when a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher
+from flockstep.errors import FlockstepError
+from flockstep.fields import require, require_choice, require_integer, require_number
+
+if TYPE_CHECKING:
+    from flockstep.backends.ray.crew import Crew
+
+PLACEMENTS = ("pack", "spread")
+
+
+class Ray(Backend):
+    """Actors of a Ray cluster: the one that RAY_ADDRESS names, or one that is started on this machine.
+
+    A cluster that is started here listens on loopback only, has no dashboard, and ends with the launch. To launch
+    often, keep it and its idle workers: `with fs.Ray() as kept: fs.launch(program, 4, backend=kept)`.
+
+    Fields:
+        placement: "pack" puts workers on few hosts, "spread" on many.
+        household: this many neighbouring ranks always share a host; the placement is that of the households.
+        resources: what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told.
+        homes: how many actors hold the parts of shared tensors; by default one on each host, and two at least.
+    """
+
+    def __init__(
+        self,
+        placement: str = "pack",
+        household: int = 1,
+        resources: Mapping[str, float] | None = None,
+        homes: int | None = None,
+    ) -> None:
+        require_choice("placement", placement, PLACEMENTS)
+        require_integer("household", household, 1)
+        if homes is not None:
+            require_integer("homes", homes, 1)
+        for name, amount in (resources or {}).items():
+            require_number(f"resources[{name!r}]", amount)
+            require(amount >= 0, f"resources[{name!r}]", "be at least 0", amount)
+        self.placement = placement
+        self.household = household
+        self.resources = {"CPU": 1.0} if resources is None else dict(resources)
+        self.homes = homes
+        self._kept = ExitStack()
+        self._kept_crew: Crew | None = None
+
+    def __enter__(self) -> Ray:
+        self._kept_crew = self._gather(self._kept)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._kept_crew = None
+        self._kept.close()
+
+    def __repr__(self) -> str:
+        fields = ("placement", "household", "resources", "homes")
+        return f"Ray({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+    def run(
+        self,
+        program: Program,
+        workers: int,
+        *,
+        seed: int = 0,
+        on_failure: str = "stop",
+        watch: Watcher | None = None,
+    ) -> list[Any]:
+        require_choice("on_failure", on_failure, ON_FAILURE)
+        with ExitStack() as stack:
+            crew = self._kept_crew or self._gather(stack)
+            from flockstep.backends.ray.run import Run
+
+            with Run(crew, program, workers, seed, on_failure) as run:
+                return run.wait(watch)
+
+    def _gather(self, stack: ExitStack) -> Crew:
+        """Connect to Ray; both the connection and the crew end with the stack."""
+        if find_spec("ray") is None:
+            raise FlockstepError("the Ray backend needs Ray: pip install 'flockstep[ray]'")
+        from flockstep.backends.ray.crew import Crew
+        from flockstep.backends.ray.session import Session
+
+        session = stack.enter_context(Session())
+        return stack.enter_context(Crew(session, self.placement, self.household, self.resources, self.homes))

@@ -1,0 +1,131 @@
+"""Where shared tensors live: actors that hold parts of them, in memory that workers of the same host map.
+
+A worker on a home's host works on the home's pages themselves, as local processes do: nothing is sent, and nothing goes
+through the object store. For a worker on another host the home does the same to the same pages, and tensors travel as
+objects of Ray's store: put there once by who sends them, and read where they lie.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flockstep.backends.ray.worker import node_id
+
+# Elements that are worked on at once: few enough to stay in the cache from one operation to the next.
+CHUNK = 1 << 18
+
+Bytes = NDArray[np.uint8]
+
+
+def add(value: Tensor, tensor: Tensor, scale: float) -> None:
+    value.add_(tensor, alpha=scale)
+
+
+def blend(value: Tensor, tensor: Tensor, weight: float, before: Tensor) -> None:
+    """Write the value into `before`, then add to it what is measured from there.
+
+    So what the value gains the caller can lose, whatever others do to the value in between.
+    """
+    difference = torch.empty(min(CHUNK, value.numel()), dtype=value.dtype)
+    parts = zip(value.split(CHUNK), tensor.split(CHUNK), before.split(CHUNK), strict=True)
+    for now, target, was in parts:
+        was.copy_(now)
+        now.add_(torch.sub(target, was, out=difference[: len(was)]), alpha=weight)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A home's memory for one part, as another process of the same host can find it."""
+
+    node: str
+    path: str
+    name: str
+    nbytes: int
+
+    def map(self, dtype: torch.dtype) -> Tensor | None:
+        """The part itself; None if it cannot be reached from here: on another host, or in a container of its own."""
+        if self.node != node_id():
+            return None
+        try:
+            # A process of the same number in another container is not the home: the name has a secret in it.
+            if self.name not in str(Path(self.path).readlink()):
+                return None
+            descriptor = os.open(self.path, os.O_RDWR)
+        except OSError:
+            return None
+        try:
+            return mapped(descriptor, self.nbytes, dtype)
+        finally:
+            os.close(descriptor)
+
+
+def mapped(descriptor: int, nbytes: int, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=dtype)
+
+
+class HomeActor:
+    """Holds parts of shared tensors by key. It outlives the workers."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Memory] = {}
+        self._descriptors: dict[str, int] = {}
+        self._parts: dict[str, Tensor] = {}
+
+    def hold(self, key: str, nbytes: int, dtype: torch.dtype) -> Memory:
+        """Make the part of that key unless it is there; every worker asks, and all get the same."""
+        if key not in self._memory:
+            name = f"flockstep-{secrets.token_hex(16)}"
+            descriptor = os.memfd_create(name)
+            os.ftruncate(descriptor, nbytes)
+            self._descriptors[key] = descriptor
+            self._memory[key] = Memory(node_id(), f"/proc/{os.getpid()}/fd/{descriptor}", name, nbytes)
+            self._parts[key] = mapped(descriptor, nbytes, dtype)
+        return self._memory[key]
+
+    def forget(self, run: str) -> None:
+        """Free all parts of that run. Who still maps them keeps them."""
+        for key in [key for key in self._memory if key.startswith(run)]:
+            os.close(self._descriptors.pop(key))
+            del self._memory[key], self._parts[key]
+
+    # --- for workers on other hosts ---------------------------------------------------------------------------
+
+    def read(self, key: str) -> Bytes:
+        return as_bytes(self._parts[key])
+
+    def write(self, key: str, data: Bytes) -> None:
+        as_bytes(self._parts[key])[:] = data
+
+    def add(self, key: str, data: Bytes, scale: float) -> None:
+        add(self._parts[key], _readable(data, self._parts[key].dtype), scale)
+
+    def blend(self, key: str, data: Bytes, weight: float) -> Bytes:
+        value = self._parts[key]
+        before = torch.empty_like(value)
+        blend(value, _readable(data, value.dtype), weight, before)
+        return as_bytes(before)
+
+
+def as_bytes(tensor: Tensor) -> Bytes:
+    """The memory of a flat tensor. Numpy knows no bfloat16, so all travel as bytes."""
+    data: Any = tensor.view(torch.uint8).numpy()
+    result: Bytes = data
+    return result
+
+
+def _readable(data: Bytes, dtype: torch.dtype) -> Tensor:
+    """A tensor of what the object store shows, only to be read: torch warns of that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.frombuffer(data, dtype=dtype)

@@ -1,0 +1,164 @@
+"""One launch: tickets given out, workers watched, outcomes collected."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from torch._C._distributed_c10d import TCPStore
+
+from flockstep.backends.base import Program, Watcher
+from flockstep.backends.cluster import Coordinator, Service, Ticket
+from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES
+from flockstep.backends.local.worker_process import Outcome
+from flockstep.backends.ray.crew import Crew
+from flockstep.backends.ray.parcel import pack, unpack
+from flockstep.errors import FlockstepError, worker_error
+
+LOOK_SECONDS = 0.05
+UNWIND_SECONDS = 0.5  # for workers that are asked to stop, before they are killed
+
+
+class Run:
+    """A run of `program` by the first workers of a crew."""
+
+    def __init__(self, crew: Crew, program: Program, workers: int, seed: int, on_failure: str) -> None:
+        self._crew = crew
+        self._program = program
+        self._workers = workers
+        self._seed = seed
+        self._on_failure = on_failure
+        self._coordinator = Coordinator(workers, on_failure)
+        self._results: list[Any] = [None] * workers
+        self._ranks: dict[Any, int] = {}  # of the workers that have not ended, by the reference to their outcome
+        self._outputs: list[Any] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Run:
+        with ExitStack() as stack:
+            self._begin(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _begin(self, stack: ExitStack) -> None:
+        parcel = ray.put(pack(self._program))
+        run, token = secrets.token_bytes(RUN_BYTES), secrets.token_bytes(TOKEN_BYTES)
+        workers = self._crew.workers(self._workers)
+        stack.callback(self._crew.forget, run.hex())
+        service = stack.enter_context(Service(self._crew.address, run, token, {"worker": self._coordinator.serve}))
+        store = _store(self._crew.address)
+        stack.callback(lambda: store)  # lives as long as the run
+        stack.callback(self._stop_workers)
+        neighbours = Counter(place.node for _, place in workers)
+        for rank, (actor, place) in enumerate(workers):
+            ticket = Ticket(
+                rank=rank,
+                workers=self._workers,
+                seed=self._seed,
+                on_failure=self._on_failure,
+                address=service.address,
+                store=(self._crew.address, store.port),
+                run=run,
+                token=token,
+                host=place.address,
+            )
+            self._ranks[actor.run.remote(ticket, parcel, self._crew.homes, neighbours[place.node])] = rank
+            self._outputs.append(actor.output.options(num_returns="streaming").remote())
+
+    def wait(self, watch: Watcher | None) -> list[Any]:
+        """Watch until all workers have ended; raise the first failure."""
+        while self._ranks:
+            self._listen(LOOK_SECONDS)
+            self._coordinator.tick()
+            if self._coordinator.failure is not None:
+                raise self._coordinator.failure
+            if watch is not None:
+                watch(self._coordinator.steps)
+        self._print_the_rest()
+        return [self._coordinator.lost.get(rank, result) for rank, result in enumerate(self._results)]
+
+    def _listen(self, seconds: float) -> None:
+        """Take in what workers print and what they come to; wait a moment for it."""
+        pending = [*self._ranks, *self._outputs]
+        ready, _ = ray.wait(pending, num_returns=1, timeout=seconds)
+        # All that is there now, without waiting for more.
+        ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0) if ready else (ready, [])
+        for reference in ready:
+            if reference in self._ranks:
+                self._collect(reference)
+            else:
+                self._print(reference)
+
+    def _collect(self, reference: Any) -> None:
+        """Take over what a worker has come to."""
+        rank = self._ranks.pop(reference)
+        try:
+            parcel = ray.get(reference)
+        except RayActorError:
+            self._crew.lose(rank)
+            self._coordinator.declare_lost(rank)
+            return
+        if parcel is None:
+            return
+        try:
+            outcome: Outcome = unpack(parcel)
+        except Exception as unreadable:  # noqa: BLE001  whatever the objects in the pickle raise
+            error = FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}")
+            error.__cause__ = unreadable
+            self._coordinator.fail(error)
+            return
+        if outcome.error is not None:
+            error = worker_error(rank, outcome.error)
+            (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
+            self._coordinator.fail(error)
+        self._results[rank] = outcome.value
+
+    def _print(self, output: Any) -> None:
+        try:
+            name, text = ray.get(next(output))
+        except (StopIteration, RayActorError):
+            self._outputs.remove(output)
+            return
+        stream = getattr(sys, name)
+        if stream is None:
+            return
+        try:
+            stream.write(text)
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody takes it any more, which is no reason to fail the run
+
+    def _print_the_rest(self) -> None:
+        while self._outputs:
+            for output in ray.wait(self._outputs, num_returns=1)[0]:
+                self._print(output)
+
+    def _stop_workers(self) -> None:
+        """Ask those who still run to stop, then make them."""
+        if not self._ranks:
+            return
+        self._coordinator.fail(FlockstepError("the run has been stopped"))
+        deadline = time.monotonic() + UNWIND_SECONDS
+        while self._ranks and time.monotonic() < deadline:
+            self._listen(LOOK_SECONDS)
+        for rank in self._ranks.values():
+            self._crew.lose(rank)
+
+
+def _store(address: str) -> TCPStore:
+    """What process groups are made at. It listens on that address alone, where torch would listen on all."""
+    with socket.create_server((address, 0)) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore(
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
+        )

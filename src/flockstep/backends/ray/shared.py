@@ -1,0 +1,167 @@
+"""A worker's side of shared tensors: which home holds which part, and how each is reached."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayActorError
+from torch import Tensor
+
+from flockstep.backends.cluster import LockedByLine
+from flockstep.backends.cluster.comm import ClusterComm
+from flockstep.backends.cluster.line import Line
+from flockstep.backends.ray import homes as memory
+from flockstep.errors import WorkerLost
+
+Finish = Callable[[], None] | None
+"""What is left to do when all parts have been asked; None if it is done."""
+
+
+class Part(ABC):
+    """One part of a shared tensor. Its operations take flat tensors of the CPU, of just this part."""
+
+    @abstractmethod
+    def read(self, out: Tensor) -> Finish: ...
+
+    @abstractmethod
+    def write(self, tensor: Tensor) -> Finish: ...
+
+    @abstractmethod
+    def add(self, tensor: Tensor, scale: float) -> Finish: ...
+
+    @abstractmethod
+    def blend(self, tensor: Tensor, weight: float, before: Tensor) -> Finish: ...
+
+
+class MappedPart(Part):
+    """A part whose home is on this host: its very pages."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+
+    def read(self, out: Tensor) -> None:
+        out.copy_(self._value)
+
+    def write(self, tensor: Tensor) -> None:
+        self._value.copy_(tensor)
+
+    def add(self, tensor: Tensor, scale: float) -> None:
+        memory.add(self._value, tensor, scale)
+
+    def blend(self, tensor: Tensor, weight: float, before: Tensor) -> None:
+        memory.blend(self._value, tensor, weight, before)
+
+
+class DistantPart(Part):
+    """A part whose home is on another host. It has changed when the home has answered."""
+
+    def __init__(self, actor: Any, key: str) -> None:
+        self._actor = actor
+        self._key = key
+
+    def read(self, out: Tensor) -> Finish:
+        return self._answer(self._actor.read.remote(self._key), out)
+
+    def write(self, tensor: Tensor) -> Finish:
+        return self._answer(self._actor.write.remote(self._key, memory.as_bytes(tensor)))
+
+    def add(self, tensor: Tensor, scale: float) -> Finish:
+        return self._answer(self._actor.add.remote(self._key, memory.as_bytes(tensor), scale))
+
+    def blend(self, tensor: Tensor, weight: float, before: Tensor) -> Finish:
+        return self._answer(self._actor.blend.remote(self._key, memory.as_bytes(tensor), weight), before)
+
+    @staticmethod
+    def _answer(reference: Any, out: Tensor | None = None) -> Finish:
+        def finish() -> None:
+            answer = ray.get(reference)
+            if out is not None:
+                memory.as_bytes(out)[:] = answer
+
+        return finish
+
+
+class RayShared(LockedByLine):
+    """A shared tensor in parts, one at each home."""
+
+    def __init__(
+        self, comm: ClusterComm, homes: Sequence[Any], run: str, name: str, like: Tensor, is_first: bool
+    ) -> None:
+        super().__init__(comm, name, like)
+        bounds = [like.numel() * index // len(homes) for index in range(len(homes) + 1)]
+        spans = [(home, span) for home, span in zip(homes, pairwise(bounds), strict=True) if span[1] > span[0]]
+        self._spans = [slice(*span) for _, span in spans]
+        key = f"{run} {comm.name} {name}"
+        try:
+            held = ray.get([home.hold.remote(key, (b - a) * like.element_size(), self.dtype) for home, (a, b) in spans])
+        except RayActorError as error:
+            raise self._lost_home(error) from error
+        self._parts: list[Part] = []
+        for (home, _), part in zip(spans, held, strict=True):
+            value = part.map(self.dtype)
+            self._parts.append(DistantPart(home, key) if value is None else MappedPart(value))
+        self._answer = np.empty(0, dtype=np.uint8)
+        if is_first:
+            self._write(like)
+
+    def _read(self, out: Tensor) -> None:
+        fits = out.is_contiguous() and out.device.type == "cpu"
+        flat = out.view(-1) if fits else torch.empty(out.numel(), dtype=self.dtype)
+        self._all(lambda part, span: part.read(flat[span]))
+        if not fits:
+            out.copy_(flat.view(out.shape))
+
+    def _write(self, tensor: Tensor) -> None:
+        flat = _flat(tensor)
+        self._all(lambda part, span: part.write(flat[span]))
+
+    def _add(self, tensor: Tensor, scale: float) -> None:
+        flat = _flat(tensor)
+        self._all(lambda part, span: part.add(flat[span], scale))
+
+    def _blend(self, tensor: Tensor, weight: float) -> Tensor:
+        flat, before = _flat(tensor), self._memory_for_answer(tensor)
+        self._all(lambda part, span: part.blend(flat[span], weight, before[span]))
+        return before.view(tensor.shape).to(tensor.device)
+
+    def _memory_for_answer(self, tensor: Tensor) -> Tensor:
+        """Memory that is the caller's alone: that of the last answer, if no tensor on it is left, else fresh.
+
+        The pages of large fresh memory cost several times the copy into them.
+        """
+        mine_and_the_calls = 2
+        if self._answer.nbytes != tensor.nbytes or sys.getrefcount(self._answer) > mine_and_the_calls:
+            self._answer = np.empty(tensor.nbytes, dtype=np.uint8)
+        return torch.from_numpy(self._answer).view(self.dtype)
+
+    def _all(self, do: Callable[[Part, slice], Finish]) -> None:
+        """Ask for all parts, then wait for those that are not done."""
+        try:
+            for finish in [do(part, span) for part, span in zip(self._parts, self._spans, strict=True)]:
+                if finish is not None:
+                    finish()
+        except RayActorError as error:
+            raise self._lost_home(error) from error
+
+    def _lost_home(self, error: RayActorError) -> WorkerLost:
+        return WorkerLost(f"a home of shared {self.name!r} is lost, and with it a part of the value: {error}")
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().view(-1)
+
+
+def maker_of_shared(homes: Sequence[Any], run: str) -> Callable[[Line], Any]:
+    """What `work` asks for: makes what serves `comm.shared`."""
+
+    def make(comm: ClusterComm, name: str, like: Tensor, is_first: bool) -> RayShared:
+        return RayShared(comm, homes, run, name, like, is_first)
+
+    return lambda line: make

@@ -1,0 +1,133 @@
+"""The actor that runs a worker's program, and how what the program prints gets to the caller."""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from flockstep.backends.base import Stopped, stream_seed
+from flockstep.backends.cluster import Ticket, work
+from flockstep.backends.local.worker_process import Outcome
+from flockstep.backends.ray.parcel import Parcel, pack, unpack
+from flockstep.errors import FlockstepError, WorkerError, worker_error
+
+STDOUT, STDERR = STREAMS = ("stdout", "stderr")
+Printed = tuple[str, str]
+"""The name of the stream, and whole lines."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is."""
+
+    node: str
+    address: str
+
+
+def node_id() -> str:
+    """Ray's name for the host of this process."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+class WorkerActor:
+    """A process that runs one program after another. It has torch loaded before it says that it is ready."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops its workers
+        self._printed: queue.SimpleQueue[Printed | None] = queue.SimpleQueue()
+        # Torch loads this when the first optimizer is made, which no program should have to wait for.
+        import torch._dynamo  # noqa: F401
+
+    def place(self) -> Place:
+        return Place(node_id(), ray.util.get_node_ip_address())
+
+    def run(self, ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Parcel | None:
+        """Be a worker of a run; returns its outcome, or None if it was stopped. `neighbours` share this host."""
+        with _printing_to(self._printed):
+            try:
+                return _packed(_run(ticket, program, homes, neighbours), ticket.rank)
+            except Stopped:
+                return None
+
+    @ray.method(concurrency_group="output")
+    def output(self) -> Iterator[Printed]:
+        """What the program prints, until it ends."""
+        while (printed := self._printed.get()) is not None:
+            yield printed
+
+
+def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcome:
+    import torch
+
+    from flockstep.backends.ray.shared import maker_of_shared
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+    torch.manual_seed(stream_seed(ticket.seed, ticket.rank))
+    try:
+        return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))
+    except Stopped:
+        raise
+    except BaseException as error:  # noqa: BLE001  whatever ended the program is the launcher's to raise
+        return Outcome(error=error, trace=traceback.format_exc())
+
+
+def _packed(outcome: Outcome, rank: int) -> Parcel:
+    try:
+        parcel = pack(outcome)
+        if outcome.error is not None:
+            unpack(parcel)  # many exceptions go into a pickle and do not come out again
+        return parcel
+    except Exception as error:  # noqa: BLE001  pickle raises whatever the objects it meets raise
+        if outcome.error is None:
+            sent: FlockstepError = FlockstepError(f"rank {rank} cannot send what its program returned: {error}")
+        else:
+            sent = WorkerError(str(worker_error(rank, outcome.error)), rank)
+        return pack(Outcome(error=sent, trace=outcome.trace))
+
+
+@contextmanager
+def _printing_to(printed: queue.SimpleQueue[Printed | None]) -> Iterator[None]:
+    out, err = _Lines(STDOUT, printed), _Lines(STDERR, printed)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+    finally:
+        out.flush()
+        err.flush()
+        printed.put(None)
+
+
+class _Lines(io.TextIOBase):
+    """A stream that hands on whole lines, so that workers' lines do not mix."""
+
+    encoding = "utf-8"
+
+    def __init__(self, name: str, printed: queue.SimpleQueue[Printed | None]) -> None:
+        self._name = name
+        self._printed = printed
+        self._line = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        lines, newline, self._line = (self._line + text).rpartition("\n")
+        if newline:
+            self._printed.put((self._name, lines + newline))
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on the beginning of a line too."""
+        if self._line:
+            self._printed.put((self._name, self._line))
+            self._line = ""
