@@ -51,7 +51,7 @@ class TorchrunSession(fs.Backend):
             while len(self._ranks) < RANKS:
                 connection, _ = listener.accept()
                 self._ranks[receive(connection)] = connection
-        self.outcomes: list[tuple[bool, Any]] = []
+        self.outcomes: list[tuple[bool, Any, Any]] = []
 
     def close(self) -> None:
         for connection in self._ranks.values():
@@ -83,8 +83,9 @@ class TorchrunSession(fs.Backend):
         self.outcomes = [said, *(receive(self._ranks[rank]) for rank in range(1, workers))]
         if failed is not None:
             raise failed
-        went_well, outcome = self.outcomes[0]
+        went_well, outcome, cause = self.outcomes[0]
         if not went_well:
+            outcome.__cause__ = cause  # pickles lose it
             raise outcome
         return outcome
 
@@ -112,13 +113,13 @@ def serve(path: str) -> None:
                     raise KeyboardInterrupt
 
             try:
-                outcome = True, backend.run(program, workers, watch=watch if watched else None, **options)
+                outcome = True, backend.run(program, workers, watch=watch if watched else None, **options), None
             except BaseException as error:  # noqa: BLE001  whatever it is, the test wants to see it
-                outcome = False, error
+                outcome = False, error, error.__cause__
             try:
                 send(connection, outcome)
             except Exception as error:  # noqa: BLE001  an exception that cannot be sent is told of
-                send(connection, (False, fs.FlockstepError(f"{outcome[1]} ({error})")))
+                send(connection, (False, fs.FlockstepError(f"{outcome[1]} ({error})"), None))
 
 
 if __name__ == "__main__":

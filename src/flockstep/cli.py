@@ -18,7 +18,7 @@ from rich.table import Table
 from flockstep import demo as demonstration
 from flockstep.data import ASSIGNMENTS
 from flockstep.errors import FlockstepError, InvalidField, unknown_name
-from flockstep.launch import BACKENDS
+from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import PRESETS, Network
 from flockstep.strategies import STRATEGIES, Strategy, find_strategy
 from flockstep.tasks import TASKS
@@ -36,7 +36,7 @@ def cli() -> None:
 @cli.command()
 @click.argument("task")
 @click.argument("strategy")
-@click.option("--workers", default=8, show_default=True, help="How many workers.")
+@click.option("--workers", type=int, help="How many workers.  [default: 8; under torchrun as many as it started]")
 @click.option("--backend", default="sim", show_default=True, help="Where they run: " + ", ".join(BACKENDS) + ".")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="A field of the strategy; repeatable.")
 @click.option("--epochs", type=int, help="Passes over the data.  [default: the task's]")
@@ -45,12 +45,13 @@ def cli() -> None:
 @click.option("--network", help="The simulator's links, by preset name.  [default: lan-1g]")
 @click.option("--lanes", type=int, help="Simulated workers that compute side by side.  [default: one a core]")
 @click.option("--seed", default=0, show_default=True, help="Decides everything random.")
+@click.option("--on-failure", default="stop", show_default=True, help="When a worker is lost: stop, or continue.")
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
 def run(
     task: str,
     strategy: str,
-    workers: int,
+    workers: int | None,
     backend: str,
     settings: tuple[str, ...],
     epochs: int | None,
@@ -59,6 +60,7 @@ def run(
     network: str | None,
     lanes: int | None,
     seed: int,
+    on_failure: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -68,6 +70,7 @@ def run(
     flockstep run digits-mlp local_sgd --workers 8 --set period=8
     flockstep run digits-mlp easgd --set period=4 --backend local --workers 4 --json
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
+    torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun --on-failure continue
     """
     if assignment not in ASSIGNMENTS:
         raise unknown_name("assignment", assignment, ASSIGNMENTS)
@@ -83,16 +86,22 @@ def run(
         network=Network.preset(network) if network else None,
         lanes=lanes,
         seed=seed,
+        on_failure=on_failure,
     )
+    if not make_backend(backend).is_lead:
+        return
     if out:
         result.save(out)
     if as_json:
-        click.echo(json.dumps({**result.config, "metrics": result.metrics, "history": result.history}))
+        figures = {"metrics": result.metrics, "history": result.history, "lost": result.lost}
+        click.echo(json.dumps({**result.config, **figures}))
         return
-    table = Table("metric", "value", title=f"{task}, {strategy}, {workers} workers, {backend}")
+    table = Table("metric", "value", title=f"{task}, {strategy}, {result.config['workers']} workers, {backend}")
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
     Console().print(table)
+    for lost in result.lost:
+        Console().print(f"rank {lost['rank']} was lost after step {lost['step']}, at {lost['seconds']:.1f} s")
 
 
 @cli.command()

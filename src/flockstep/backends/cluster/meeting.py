@@ -119,8 +119,10 @@ class Meeting:
             while not self._messenger.is_over:
                 look(seconds=LOOK_SECONDS)
         except RunFailed as failed:
-            raise (own_error or failed.error) from None
-        return self._results(own)
+            failure = own_error or failed.error
+        else:
+            return self._results(own)
+        raise failure  # out here, where it keeps its cause and gets no other
 
     def _results(self, own: Any) -> list[Any]:
         """All results on rank 0; elsewhere this rank's own. Everywhere, who was lost."""
