@@ -21,7 +21,7 @@ def test_a_run_gives_model_metrics_history_and_replicas(result):
     assert isinstance(result.model, nn.Module)
     assert set(result.metrics) == {
         "test_accuracy", "test_loss", "train_loss", "seconds", "wall_seconds", "bytes_sent", "exchanges", "steps",
-        "samples", "workers",
+        "samples", "workers", "lost",
     }  # fmt: skip
     assert result.metrics["test_accuracy"] > 0.8
     assert result.metrics["steps"] == 3 * 23
@@ -63,6 +63,73 @@ def test_a_result_comes_back_from_its_folder(result, tmp_path):
     ]  # fmt: skip
     again = loaded.save(tmp_path / "again")
     assert fs.load_result(again).metrics == result.metrics
+
+
+def test_a_copy_of_a_result_leaves_saving_to_the_process_that_leads(result, tmp_path):
+    copy = dataclasses.replace(result, _is_copy=True)
+    assert copy.save(tmp_path / "run") == tmp_path / "run"
+    assert list(tmp_path.iterdir()) == []
+
+
+class Follower(fs.Simulator):
+    """Launches as a process under torchrun that does not lead: its own worker's report, and nobody else's."""
+
+    is_lead = False
+
+    def run(self, program, workers, **options):
+        own, *others = super().run(program, workers, **options)[::-1]
+        return [None for _ in others] + [own]
+
+
+def test_a_process_that_does_not_lead_gets_the_same_figures_and_model(result):
+    followed = fs.run("digits-mlp", fs.LocalSGD(period=8), 4, Follower(), epochs=3, seed=1)
+    wall = {"wall_seconds": 0}
+    assert followed.metrics | wall == result.metrics | wall
+    assert followed.history == result.history
+    assert torch.equal(followed.replicas[0], result.replicas[3])
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(followed.model.state_dict()[name], value)
+
+
+def test_a_process_whose_worker_is_lost_and_that_does_not_lead_has_no_model():
+    class Bereft(Follower):
+        def run(self, program, workers, **options):
+            return [None, fs.WorkerLost("gone", 1, -9, 3, 0.5)]
+
+    result = fs.run("digits-mlp", fs.SyncSGD(), 2, Bereft(), on_failure="continue")
+    assert result.lost == [{"rank": 1, "step": 3, "seconds": 0.5, "exit_code": -9}]
+    assert (result.metrics["workers"], result.metrics["lost"]) == (2, 1)
+    with pytest.raises(fs.ResultError, match="the process of rank 0 has the model"):
+        _ = result.model
+
+
+def test_reports_are_plain_values(result):
+    """Backends that cross a network carry nothing else."""
+    seen = []
+
+    class Watching(fs.Simulator):
+        def run(self, *arguments, **options):
+            seen.extend(super().run(*arguments, **options))
+            return seen
+
+    fs.run("digits-mlp", fs.SyncSGD(), 2, Watching(), epochs=1, on_failure="continue")
+
+    def is_plain(value):
+        if type(value) is dict:
+            return all(type(key) is str and is_plain(part) for key, part in value.items())
+        if type(value) is list:
+            return all(map(is_plain, value))
+        return type(value) in (type(None), bool, int, float, str, torch.Tensor)
+
+    assert len(seen) == 2
+    assert all(map(is_plain, seen))
+
+
+def test_a_run_leaves_the_callers_random_stream_as_it_was():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    fs.run("digits-mlp", fs.SyncSGD(), workers=2, epochs=1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_folder_that_is_no_result_is_one_clear_line(result, tmp_path):

@@ -36,7 +36,9 @@ def launch(
             that torchrun has started), "ray" (actors of a Ray cluster), or a backend object.
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
         network, compute, lanes: the simulator's links, step times, and how many workers compute side by side.
-        on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
+        on_failure: "stop": when one worker fails, all are stopped and its error is raised here. "continue": when a
+            worker's process dies, the others go on, and its place in the list holds a `WorkerLost`; if nobody is left,
+            the last one is raised. A program that raises stops the run all the same.
         watch: called every tenth of a second or so with the steps that each worker has done.
 
     Example:

@@ -25,35 +25,49 @@ class Result:
 
     `metrics` has test_accuracy, test_loss, train_loss (mean of the last epoch), seconds (virtual or wall-clock, up
     to the end of finish), wall_seconds (starting the workers included), bytes_sent (all workers), exchanges and steps
-    (of the worker with most), samples (all workers) and workers.
+    (of the worker with most), samples (all workers), workers (that started) and lost (how many of them).
+
+    `lost` has a dict for each worker that was lost: rank, step (its last one), seconds (when it was missed) and
+    exit_code. Of those no replica is left, and all figures are of the others alone.
+
+    Where several processes launch one run together, as under torchrun, each gets a result, with the replica of its own
+    worker only; that of rank 0 has all, and it alone saves. Where its own worker is lost, a process other than rank 0's
+    gets no figures and no model.
     """
 
     config: dict[str, Any]
     metrics: dict[str, float]
     history: list[dict[str, float]]
     replicas: list[Tensor]
+    lost: list[dict[str, Any]] = field(default_factory=list)
     _model: nn.Module | None = field(default=None, repr=False)
     _model_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _is_copy: bool = field(default=False, repr=False)  # another process has the whole result, and saves it
 
     @property
     def model(self) -> nn.Module:
         """The model that the strategy's finish() chose."""
         if self._model is None:
+            if not self._model_state:
+                raise ResultError("the worker of this process was lost: the process of rank 0 has the model")
             self._model = self._rebuild(find_task(self.config["task"], TASKS))
         return self._model
 
     def _rebuild(self, task: Task) -> nn.Module:
-        model = task.model()
         try:
-            model.load_state_dict(self._model_state)
+            return task.model_of(self._model_state)
         except RuntimeError as error:
             message = f"the saved model does not fit task {task.name!r}: {error}"
             raise ResultError(message) from error
-        return model
 
     def save(self, folder: str | Path) -> Path:
-        """Write the result into `folder`: result.json, model.safetensors, replicas.safetensors."""
+        """Write the result into `folder`: result.json, model.safetensors, replicas.safetensors.
+
+        Of processes that launched the run together, that of rank 0 writes; in the others this does nothing.
+        """
         folder = Path(folder)
+        if self._is_copy:
+            return folder
         folder.mkdir(parents=True, exist_ok=True)
         # A folder with a result.json is a whole result: an old one goes first, the new one comes last.
         (folder / "result.json").unlink(missing_ok=True)
@@ -64,7 +78,7 @@ class Result:
             folder / "model.safetensors",
         )
         save_file(
-            {str(rank): value.cpu() for rank, value in enumerate(self.replicas)},
+            {str(index): value.cpu() for index, value in enumerate(self.replicas)},
             folder / "replicas.safetensors",
         )
         content = {
@@ -72,6 +86,7 @@ class Result:
             "config": self.config,
             "metrics": self.metrics,
             "history": self.history,
+            "lost": self.lost,
         }
         unfinished = folder / "result.json.part"
         unfinished.write_text(json.dumps(content, indent=2) + "\n")
@@ -98,7 +113,8 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
             content["config"],
             content["metrics"],
             content["history"],
-            [replicas[str(rank)] for rank in range(len(replicas))],
+            [replicas[str(index)] for index in range(len(replicas))],
+            content.get("lost", []),  # which older results do not have
             _model_state=load_file(folder / "model.safetensors"),
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,13 @@ class Task:
         train = self.train() if callable(self.train) else self.train
         test = self.test() if callable(self.test) else self.test
         return replace(self, train=train, test=test)
+
+    def model_of(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """A model with that state. The caller's random stream stays as it was."""
+        with torch.random.fork_rng(devices=[]):
+            model = self.model()
+        model.load_state_dict(state)
+        return model
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from flockstep.backends.base import Backend
 from flockstep.backends.sim import Compute
-from flockstep.comm import Comm
+from flockstep.comm import Comm, SharedTensor
 from flockstep.data import Assignment, Disjoint, batches
+from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_integer
 from flockstep.launch import launch, make_backend
 from flockstep.network import Network
@@ -25,6 +27,13 @@ from flockstep.strategies import Strategy
 from flockstep.task import Task, find_task, on_device
 from flockstep.tasks import TASKS
 from flockstep.worker import Worker
+
+DEFAULT_WORKERS = 8
+
+# What a worker counts, in the order in which workers tell each other: once at the end, and at the end of each epoch.
+TOTALS = ("rank", "train_loss", "seconds", "bytes_sent", "exchanges", "steps", "samples")
+LOOKS = ("step", "epoch", "seconds", "bytes_sent", "loss", "accuracy", "is_evaluated")
+SCORES = slice(LOOKS.index("loss"), None)
 
 
 @dataclass(frozen=True)
@@ -36,27 +45,14 @@ class Job:
     epochs: int
     batch_size: int
     assignment: Assignment
-
-
-@dataclass(frozen=True)
-class Report:
-    """What every worker brings back. Rank 0 alone evaluates, and alone brings the model."""
-
-    replica: Tensor
-    model: nn.Module | None
-    history: list[dict[str, float]]
-    train_loss: float
-    seconds: float
-    bytes_sent: int
-    exchanges: int
-    steps: int
-    samples: int
+    may_lose_workers: bool
+    model_from_all: bool  # every worker brings the model, not the lowest rank alone
 
 
 def run(
     task: str | Task,
     strategy: Strategy[Any],
-    workers: int = 8,
+    workers: int | None = None,
     backend: str | Backend = "sim",
     *,
     epochs: int | None = None,
@@ -69,7 +65,7 @@ def run(
     on_failure: str = "stop",
     progress: bool | None = None,
 ) -> Result:
-    """Train `task` with `strategy` on `workers` workers and evaluate the model that represents them.
+    """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that represents them.
 
     `batch_size` is that of one worker; it and `epochs` are the task's own by default. `progress` shows a bar on
     stderr; by default only where that is a terminal. For the rest see `fs.launch`.
@@ -78,9 +74,10 @@ def run(
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
         result.metrics["test_accuracy"], result.metrics["bytes_sent"]
     """
-    require_integer("workers", workers, 1)
     require_integer("seed", seed, 0)
     require(isinstance(strategy, Strategy), "strategy", "be a strategy such as fs.LocalSGD(period=8)", strategy)
+    place = make_backend(backend, network=network, compute=compute, lanes=lanes)
+    workers = place.size(workers, DEFAULT_WORKERS)
     chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
     job = Job(
         chosen,
@@ -88,13 +85,15 @@ def run(
         chosen.epochs if epochs is None else epochs,
         chosen.batch_size if batch_size is None else batch_size,
         assignment or Disjoint(),
+        may_lose_workers=on_failure == "continue",
+        # The lowest rank may be lost when all is done; and a process that does not lead has only its own worker's.
+        model_from_all=on_failure == "continue" or not place.is_lead,
     )
     require_integer("epochs", job.epochs, 1)
-    place = make_backend(backend, network=network, compute=compute, lanes=lanes)
     plan = batches.plan(chosen.train, job.batch_size, job.assignment, workers, rank=0, seed=seed)
     began = time.perf_counter()
     with steps_bar(f"{chosen.name} {strategy.name}", plan.steps_per_epoch * job.epochs, progress) as watch:
-        reports: list[Report] = launch(
+        outcomes = launch(
             functools.partial(train, job=job),
             workers,
             place,
@@ -116,80 +115,121 @@ def run(
         "seed": seed,
         "versions": versions(),
     }
-    return _result(job, reports, config, wall_seconds)
+    return _result(job, outcomes, config, wall_seconds, is_copy=not place.is_lead)
 
 
-def train(comm: Comm, job: Job) -> Report:
-    """One worker's whole training."""
+def train(comm: Comm, job: Job) -> dict[str, Any]:
+    """One worker's whole training. It returns plain values and tensors, which every backend can carry.
+
+    Each worker brings the figures of the whole run: not every launcher gets to see all workers' reports.
+    """
     task = job.task
     model = task.model()
     worker = Worker(comm, model, task.optimizer(model.parameters()), job.strategy)
-    history: list[dict[str, float]] = []
+    with comm.unmetered():
+        scores = _shared_scores(comm, job.epochs) if job.may_lose_workers else None
+    looks: list[list[float]] = []
     losses: list[float] = []
     for batch in worker.batches(task.train, job.batch_size, job.epochs, job.assignment):
-        if len(history) < worker.epoch:
-            history.append(_look(worker, task))
+        if len(looks) < worker.epoch:
+            looks.append(_look(worker, task, scores))
             losses.clear()
         batch = on_device(batch, worker.flat.state.device)
         loss = worker.adjust_loss(task.loss(model, batch), batch)
         loss.backward()
         worker.step(loss)
         losses.append(worker.loss)
-    history.append(_look(worker, task))
+    looks.append(_look(worker, task, scores))
     replica = worker.flat.parameters.detach().cpu().clone()
     finished = worker.finish()
-    return Report(
-        replica,
-        finished if comm.rank == 0 else None,
-        history,
-        fmean(losses),
-        comm.now(),
-        comm.meter.bytes_sent,
-        comm.meter.exchanges,
-        worker.steps,
-        worker.samples,
-    )
-
-
-def _look(worker: Worker, task: Task) -> dict[str, float]:
-    """A row of the history, at the end of an epoch: what it cost, and on rank 0 how good the model is by now."""
-    comm = worker.comm
-    row = {
-        "step": worker.steps,
-        "epoch": worker.epoch,
-        "seconds": comm.now(),
-        "bytes_sent": comm.meter.bytes_sent,
+    meter = comm.meter
+    totals = [
+        comm.rank, fmean(losses), comm.now(), meter.bytes_sent, meter.exchanges, worker.steps, worker.samples,
+    ]  # fmt: skip
+    with comm.unmetered():
+        told = comm.all_gather(torch.tensor([totals, *_with_scores(looks, scores)], dtype=torch.float64))
+    leads = comm.rank == min(int(table[0, 0]) for table in told)
+    return {
+        "replica": replica,
+        "model": _state_of(finished) if leads or job.model_from_all else None,
+        "metrics": _metrics([dict(zip(TOTALS, table[0].tolist(), strict=True)) for table in told]),
+        "history": [_row(rows.tolist()) for rows in torch.stack(told, dim=1)[1:]],
     }
-    if comm.rank == 0:
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def _look(worker: Worker, task: Task, scores: SharedTensor | None) -> list[float]:
+    """At the end of an epoch: what it cost, and on the lowest rank that is there how good the model is by now."""
+    comm = worker.comm
+    look = [worker.steps, worker.epoch, comm.now(), comm.meter.bytes_sent, math.nan, math.nan, False]
+    if comm.rank == comm.members[0]:
         with comm.unmetered(), torch.no_grad():
             shown = None if worker.is_alone else worker.strategy.preview(worker, worker.state)
             own = worker.flat.state
             before = own.clone() if shown is not None else own
             if shown is not None:
                 own.copy_(shown)
-            row["loss"], row["accuracy"] = task.evaluate(worker.model)
+            look[SCORES] = (*task.evaluate(worker.model), True)
             own.copy_(before)
-    return row
+            if scores is not None:
+                known = scores.read()
+                known[worker.epoch - 1] = torch.tensor(look[SCORES])
+                scores.write(known)  # only the lowest rank writes
+    return look
 
 
-def _result(job: Job, reports: Sequence[Report], config: dict[str, Any], wall_seconds: float) -> Result:
-    model = reports[0].model
-    if model is None:
-        raise RuntimeError("rank 0 brought no model")
-    loss, accuracy = job.task.evaluate(model)
-    history = reports[0].history
-    for rows in zip(*(report.history for report in reports), strict=True):
-        rows[0]["bytes_sent"] = sum(row["bytes_sent"] for row in rows)
-    metrics = {
-        "test_accuracy": accuracy,
-        "test_loss": loss,
-        "train_loss": fmean(report.train_loss for report in reports),
-        "seconds": max(report.seconds for report in reports),
-        "wall_seconds": wall_seconds,
-        "bytes_sent": sum(report.bytes_sent for report in reports),
-        "exchanges": max(report.exchanges for report in reports),
-        "steps": max(report.steps for report in reports),
-        "samples": sum(report.samples for report in reports),
-        "workers": len(reports),
+def _shared_scores(comm: Comm, epochs: int) -> SharedTensor:
+    """Where the scores of each epoch outlive the worker that evaluated."""
+    return comm.shared("scores", torch.zeros(epochs, len(LOOKS[SCORES]), dtype=torch.float64))
+
+
+def _with_scores(looks: list[list[float]], scores: SharedTensor | None) -> list[list[float]]:
+    """The worker's looks, with the scores of others where it did not evaluate itself."""
+    if scores is None:
+        return looks
+    known = scores.read().tolist()
+    return [look if look[-1] else [*look[: SCORES.start], *others] for look, others in zip(looks, known, strict=True)]
+
+
+def _row(looks: list[list[float]]) -> dict[str, float]:
+    """A row of the history, of what all workers saw at the end of an epoch. Without scores, if nobody evaluated."""
+    first, *_ = by_name = [dict(zip(LOOKS, look, strict=True)) for look in looks]
+    row = {
+        "step": int(first["step"]),
+        "epoch": int(first["epoch"]),
+        "seconds": first["seconds"],
+        "bytes_sent": int(sum(look["bytes_sent"] for look in by_name)),
     }
-    return Result(config, metrics, history, [report.replica for report in reports], model)
+    evaluated = next((look for look in by_name if look["is_evaluated"]), None)
+    return row if evaluated is None else row | {"loss": evaluated["loss"], "accuracy": evaluated["accuracy"]}
+
+
+def _metrics(totals: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The run's figures, from those of the workers that have come to its end."""
+    return {
+        "train_loss": fmean(worker["train_loss"] for worker in totals),
+        "seconds": max(worker["seconds"] for worker in totals),
+        "bytes_sent": int(sum(worker["bytes_sent"] for worker in totals)),
+        "exchanges": int(max(worker["exchanges"] for worker in totals)),
+        "steps": int(max(worker["steps"] for worker in totals)),
+        "samples": int(sum(worker["samples"] for worker in totals)),
+    }
+
+
+def _result(job: Job, outcomes: list[Any], config: dict[str, Any], wall_seconds: float, is_copy: bool) -> Result:
+    """`outcomes`: a report, a loss, or None for a worker whose report went to the process that leads."""
+    losses = [outcome for outcome in outcomes if isinstance(outcome, WorkerLost)]
+    lost = [{name: getattr(loss, name) for name in ("rank", "step", "seconds", "exit_code")} for loss in losses]
+    reports = [outcome for outcome in outcomes if isinstance(outcome, dict)]
+    metrics: dict[str, float] = {"wall_seconds": wall_seconds, "workers": len(outcomes), "lost": len(lost)}
+    if not reports:  # this process does not lead, and its own worker is among the lost
+        return Result(config, metrics, [], [], lost, _is_copy=is_copy)
+    report = next(report for report in reports if report["model"] is not None)
+    model = job.task.model_of(report["model"])
+    loss, accuracy = job.task.evaluate(model)
+    metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
+    replicas: list[Tensor] = [each["replica"] for each in reports]
+    return Result(config, metrics, report["history"], replicas, lost, _model=model, _is_copy=is_copy)

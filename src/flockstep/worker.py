@@ -29,8 +29,8 @@ class Worker:
             worker.step(loss)        # in place of optimizer.step() and optimizer.zero_grad()
         model = worker.finish()      # the model that represents the run
 
-    All workers start from the parameters and buffers of rank 0, or of the lowest rank that is not lost. A worker that is
-    alone trains plainly: its strategy has nobody to talk to and is not asked.
+    All workers start from the parameters and buffers of rank 0, or of the lowest rank that is not lost. A worker that
+    is alone trains plainly: its strategy has nobody to talk to and is not asked.
     """
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy[Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import flockstep as fs
+from flockstep.backends.base import stream_seed
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 
@@ -256,3 +257,18 @@ def test_output_that_nobody_takes_any_more_fails_no_worker_that_has_ended():
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_workers_may_be_part_of_a_larger_world(local):
+    """Seeds, errors and losses name the rank there; the comm is that of the workers here."""
+
+    def program(comm):
+        return comm.rank, torch.initial_seed()
+
+    assert local.run(program, 1, seed=3, first_rank=5) == [(0, stream_seed(3, 5))]
+    with pytest.raises(fs.WorkerError, match="rank 5 raised ZeroDivisionError"):
+        local.run(lambda comm: 1 / 0, 1, first_rank=5)
+    with pytest.raises(fs.WorkerLost, match="rank 5 exited with 3 after step 1") as raised:
+        local.run(lambda comm: comm.elapse() or os._exit(3), 1, first_rank=5)
+    assert raised.value.rank == 5
+    assert raised.value.seconds >= 0
