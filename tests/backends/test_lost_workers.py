@@ -224,8 +224,8 @@ def test_a_turn_passes_over_who_was_lost_before_it_came(lossy):
 # --- deaths at any line, and at any moment --------------------------------------------------------------------------
 
 
-def die_at_line(number):
-    """Die when the `number`-th next line of this library is about to run in this thread."""
+def at_line(number, act):
+    """Call `act` when the `number`-th next line of this library is about to run in this thread."""
     left = [number]
 
     def trace(frame, event, argument):
@@ -234,7 +234,7 @@ def die_at_line(number):
         if event == "line":
             left[0] -= 1
             if left[0] == 0:
-                die()
+                act()
         return trace
 
     sys.settrace(trace)
@@ -268,15 +268,19 @@ CALLS = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("call", CALLS)
 def test_who_dies_at_any_line_of_a_call_took_part_for_all_or_for_nobody(lossy, call, seed):
-    """Five workers die one after the other, each inside a call, while three see it through."""
+    """Five workers die one after the other, each inside a call, while three see it through. One of these stalls inside
+    each call, until the others are through and the death is known: it must not come to another result.
+    """
     draw = random.Random(f"{call} {seed}")
-    lines = [draw.randint(1, 60) for _ in range(5)]
+    lines = [(draw.randint(1, 60), draw.randint(1, 60)) for _ in range(5)]
 
     def program(comm):
         seen = []
-        for k in range(5):
+        for k, (death, stall) in enumerate(lines):
             if comm.rank == k:
-                die_at_line(lines[k])
+                at_line(death, die)
+            if comm.rank == 7:
+                at_line(stall, lambda: time.sleep(0.15))
             seen.append(CALLS[call](comm, k))
             if comm.rank == k:  # it came out of the call alive
                 die()
@@ -298,7 +302,7 @@ def test_who_dies_at_any_line_of_a_turn_holds_up_nobody(lossy, seed):
     def program(comm):
         value = comm.shared("value", torch.zeros(1))
         if comm.rank < 3:
-            die_at_line(lines[comm.rank])
+            at_line(lines[comm.rank], die)
         for _ in range(10):
             with value.lock(in_turn=True):
                 value.add(torch.ones(1))
