@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flockstep.backends.cluster.coordinator import Coordinator
+from flockstep.backends.cluster.messages import FROM_LAUNCHERS, require_form
 from flockstep.backends.cluster.values import decode, decode_error, encode, encode_error
 from flockstep.backends.cluster.wire import TENSOR, Connection, Header, WireError, raw
 from flockstep.errors import FlockstepError, WorkerLost
@@ -33,15 +34,16 @@ class Gathering:
             self._lines[rank] = connection
         try:
             while (said := connection.hear()) is not None:
+                require_form(said, FROM_LAUNCHERS)
                 match said["do"]:
                     case "result":
-                        self._results[rank] = (said["tree"], [_tensor(connection) for _ in range(said["tensors"])])
+                        tensors = [_tensor(connection) for _ in range(said["tensors"])]
+                        decode(said["tree"], tensors)  # what is no value is refused here, while its sender is known
+                        self._results[rank] = (said["tree"], tensors)
                     case "lost":
                         self._coordinator.declare_lost(rank, said["exit_code"], said["step"])
                     case "raised":
                         self._coordinator.fail(decode_error(said["error"]))
-                    case unknown:
-                        raise WireError(f"the launcher of rank {rank} asked for {unknown!r}")
         except OSError:
             pass  # its host is gone: as good as a line that ended
         finally:
@@ -126,12 +128,15 @@ class Messenger:
             message = None
         if message is None:
             return WorkerLost("the launcher of rank 0 is gone", rank=0)
-        if "failure" in message:
-            return decode_error(message["failure"])
-        self.is_over = True
-        errors = [decode_error(said) for said in message["over"]]
-        self.lost = [error for error in errors if isinstance(error, WorkerLost)]
-        return None
+        match message:
+            case {"failure": dict(said)}:
+                return decode_error(said)
+            case {"over": list(losses)} if all(isinstance(said, dict) for said in losses):
+                errors = [decode_error(said) for said in losses]
+                self.lost = [error for error in errors if isinstance(error, WorkerLost)]
+                self.is_over = True
+                return None
+        raise WireError(f"rank 0 told rank {self._rank} neither that the run is over nor why it has failed")
 
     def close(self) -> None:
         self._connection.close()

@@ -56,8 +56,11 @@ class Homes:
                 scratch = torch.empty(header.nbytes, dtype=torch.uint8)
             given = scratch[: header.nbytes].view(header.dtype).view(header.shape)
             connection.fill(raw(given))
-            with part.lock:
-                answer = CHANGES[header.kind](part.value, given, header.number)
+            try:
+                with part.lock:
+                    answer = CHANGES[header.kind](part.value, given, header.number)
+            except RuntimeError as error:  # torch cannot do that to this dtype, or not with this number
+                raise WireError(f"shared tensor {header.name!r} of {header.dtype}: {error}") from None
             if answer is None:
                 connection.send(Header(DONE, connection.run))
             else:
@@ -68,6 +71,7 @@ class Homes:
         value = connection.tensor(header)
         with self._adding:
             self._parts.setdefault(header.name, Part(value))
+        self._part(header)  # of the same form, if it was there
         connection.send(Header(DONE, connection.run))
 
     def _part(self, header: Header) -> Part:
@@ -91,7 +95,8 @@ def _write(value: Tensor, given: Tensor, _: float) -> None:
 
 
 def _add(value: Tensor, given: Tensor, scale: float) -> None:
-    value.add_(given, alpha=scale if value.dtype.is_floating_point else int(scale))
+    is_whole = not value.dtype.is_floating_point and scale.is_integer()
+    value.add_(given, alpha=int(scale) if is_whole else scale)
 
 
 def _blend(value: Tensor, given: Tensor, weight: float) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flockstep.backends.cluster.wire import WireError
+
 Way = tuple[str, int, int]  # group, sender, recipient
 
 
@@ -31,8 +33,11 @@ class Post:
 
     def taken(self, recipient: int, sender: int, group: str) -> None:
         """The tensor has arrived: the next may come."""
-        del self._under_way[group, sender, recipient]
-        self._move((group, sender, recipient))
+        way = (group, sender, recipient)
+        if self._under_way.get(way, "nothing") is not None:
+            raise WireError(f"rank {recipient} was handed nothing of rank {sender} that it could have taken")
+        del self._under_way[way]
+        self._move(way)
 
     def recipients(self, sender: int) -> set[int]:
         """To whom something of this sender is under way."""

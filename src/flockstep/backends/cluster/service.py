@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 
 from flockstep.backends.cluster.wire import (
     HELLO,
@@ -19,9 +19,11 @@ from flockstep.backends.cluster.wire import (
     Header,
     WireError,
 )
+from flockstep.fields import require
 
 HELLO_SECONDS = 5.0
-MOST_STRANGERS = 64  # connections that have not said hello yet
+MOST_STRANGERS = 64  # connections that have not said hello yet; more of them wait in the system's queue
+RETRY_SECONDS = 0.1  # where the system has no descriptor for one more connection
 
 log = logging.getLogger("flockstep")
 
@@ -35,6 +37,7 @@ class Service:
     """
 
     def __init__(self, host: str, run: bytes, token: bytes, roles: Mapping[str, Serve]) -> None:
+        require(not ip_address(host).is_unspecified, "host", "be one address of this host, not all of them", host)
         self._run = run
         self._token = token
         self._roles = roles
@@ -58,29 +61,28 @@ class Service:
             connections, threads = list(self._open), list(self._threads)
         # Waking the thread that accepts: closing its socket under it would not.
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
         for connection in connections:
             connection.close()
+        self._thread.join()
+        self._listener.close()
         for thread in threads:
             thread.join()
 
     def _accept(self) -> None:
         while True:
+            self._strangers.acquire()
             try:
                 plain, peer = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                self._strangers.release()
                 if self._closing:
                     return
-                raise
-            if not self._strangers.acquire(blocking=False):
-                log.warning("refused a connection from %s: too many that have not said hello", peer[0])
-                plain.close()
+                log.warning("could not take a connection: %s", error)
+                time.sleep(RETRY_SECONDS)
                 continue
             connection = Connection(plain, self._run)
-            thread = threading.Thread(
-                target=self._attend, args=(connection, peer[0]), name="flockstep peer", daemon=True
-            )
+            where = f"{peer[0]}:{peer[1]}"
+            thread = threading.Thread(target=self._attend, args=(connection, where), name="flockstep peer", daemon=True)
             with self._guard:
                 if self._closing:
                     connection.close()
@@ -120,7 +122,7 @@ class Service:
             raise WireError(f"it did not say hello within {HELLO_SECONDS:g} s") from None
         if not hmac.compare_digest(token, self._token):
             raise WireError("wrong token")
-        if header.name not in self._roles or not math.isfinite(header.number):
+        if header.name not in self._roles or not (header.number.is_integer() and 0 <= header.number < 1 << 31):
             raise WireError(f"unknown role {header.name!r} of rank {header.number}")
         connection.deadline = None
         connection.socket.settimeout(None)
@@ -131,6 +133,7 @@ class Service:
         try:
             connection.socket.settimeout(HELLO_SECONDS)
             payload = why.encode()
-            connection.send(Header(REFUSED, self._run, length=len(payload)), payload)
+            # With the run that the peer has named: it learns why, but no run that it did not know.
+            connection.send(Header(REFUSED, connection.heard_run, length=len(payload)), payload)
         except OSError:
             pass  # who is refused need not listen

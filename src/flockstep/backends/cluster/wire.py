@@ -2,7 +2,7 @@
 
 Nothing here is ever unpickled. A header is checked whole before a byte of memory is taken for what follows it: version,
 kind, dtype and number of dimensions from short lists, the length against shape and dtype, and against a limit where
-there is no shape.
+there is no shape. Memory for a large tensor is taken as it arrives, so that announcing much is not enough to get it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ VERSION = 1
 MAGIC = b"FS"
 MAX_DIMENSIONS = 8
 MAX_MESSAGE_BYTES = 1 << 24
+FIRST_BYTES = 1 << 24  # that are taken for a tensor before any of it has arrived
 NAME_BYTES = 64
 RUN_BYTES = 16
 TOKEN_BYTES = 32
@@ -70,9 +71,11 @@ class Header:
     number: float = 0.0
 
     def pack(self) -> bytes:
+        require_sendable(self.dtype, self.shape)
         shape = self.shape + (0,) * (MAX_DIMENSIONS - len(self.shape))
         dtype, dimensions = DTYPES.index(self.dtype), len(self.shape)
         name = self.name.encode()
+        _require(len(name) <= NAME_BYTES, f"the name, at most {NAME_BYTES} bytes,", name)
         head = (MAGIC, VERSION, self.kind, dtype, dimensions, self.run, name)
         return _LAYOUT.pack(*head, *shape, self.length, self.number)
 
@@ -80,11 +83,13 @@ class Header:
     def unpack(cls, data: bytes) -> Header:
         magic, version, kind, dtype, dimensions, run, name, *shape, length, number = _LAYOUT.unpack(data)
         _require(magic == MAGIC, "the first two bytes", magic)
-        _require(version == VERSION, f"version {VERSION}", version)
+        _require(version == VERSION, f"the version, {VERSION} here,", version)
         _require(kind in KINDS, "the kind", kind)
         _require(dtype < len(DTYPES), "the dtype", dtype)
         _require(dimensions <= MAX_DIMENSIONS, "the number of dimensions", dimensions)
         _require(not any(shape[dimensions:]), "the shape", shape)
+        # Torch counts elements and bytes in 63 bits, also those of a tensor that has none because one size is 0.
+        _require(math.prod(max(size, 1) for size in shape) < 1 << 59, "the shape", shape)
         try:
             text = name.rstrip(b"\0").decode()
         except UnicodeDecodeError:
@@ -106,6 +111,12 @@ class Header:
 def _require(holds: bool, what: str, value: object) -> None:
     if not holds:
         raise WireError(f"{what} of a frame is wrong (got {value!r})")
+
+
+def require_sendable(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Raise a `WireError` for a tensor that no header can describe."""
+    if dtype not in DTYPES or len(shape) > MAX_DIMENSIONS:
+        raise WireError(f"a tensor of {dtype} with {len(shape)} dimensions cannot be sent to another host")
 
 
 def short_name(name: str) -> str:
@@ -134,6 +145,7 @@ class Connection:
     def __init__(self, connection: socket.socket, run: bytes) -> None:
         self.socket = watched(connection)
         self.run = run
+        self.heard_run = bytes(RUN_BYTES)  # what the peer took for the run, right or wrong
         self.deadline: float | None = None  # of all that is received, on the monotonic clock
 
     def send(self, header: Header, payload: memoryview | bytes = b"") -> None:
@@ -154,6 +166,7 @@ class Connection:
             return None
         self.fill(memoryview(data)[first:])
         header = Header.unpack(bytes(data))
+        self.heard_run = header.run
         if not hmac.compare_digest(header.run, self.run):
             raise WireError("a frame of another run")
         return header
@@ -179,13 +192,20 @@ class Connection:
 
     def tensor(self, header: Header) -> Tensor:
         """The payload of a frame with a tensor, in memory of its own."""
-        value = torch.empty(header.shape, dtype=header.dtype)
-        self.fill(raw(value))
-        return value
+        data = torch.empty(min(header.length, FIRST_BYTES), dtype=torch.uint8)
+        self.fill(raw(data))
+        while (arrived := len(data)) < header.length:
+            larger = torch.empty(min(2 * arrived, header.length), dtype=torch.uint8)
+            larger[:arrived] = data
+            data = larger
+            self.fill(raw(data[arrived:]))
+        return data.view(header.dtype).view(header.shape)
 
     def say(self, message: dict[str, Any]) -> None:
         """A message of plain values."""
         payload = json.dumps(message).encode()
+        if len(payload) > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message of {len(payload)} bytes, more than {MAX_MESSAGE_BYTES}: send tensors instead")
         self.send(Header(MESSAGE, self.run, length=len(payload)), payload)
 
     def hear(self) -> dict[str, Any] | None:
@@ -225,7 +245,9 @@ def connect(address: tuple[str, int], run: bytes, token: bytes, role: str, rank:
         connection.send(Header(HELLO, run, role, length=len(token), number=rank), token)
         answer = connection.header()
         if answer is None or answer.kind != WELCOME:
-            why = connection.payload(answer).decode(errors="replace") if answer else "it closed the connection"
+            why = "it gave no reason"
+            if answer is not None and answer.kind == REFUSED:
+                why = connection.payload(answer).decode(errors="replace")
             raise WireError(f"the service at {address[0]}:{address[1]} refused rank {rank}: {why}")
     except BaseException:
         connection.close()

@@ -1,0 +1,112 @@
+"""What workers and launchers may say to the coordinator, field by field: checked once, when it arrives."""
+
+from __future__ import annotations
+
+import reprlib
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flockstep.backends.cluster.wire import DTYPES, WireError
+
+Form = Mapping[str, Callable[[Any], bool]]
+"""The fields of a message, and what must hold for each."""
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    return is_whole(value) and 0 <= value < 1 << 63
+
+
+def is_letter(value: Any) -> bool:
+    """What `send` says of its tensor: its dtype's place in the list, and its number of elements."""
+    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value)) and value[0] < len(DTYPES)
+
+
+def is_exit_code(value: Any) -> bool:
+    return is_whole(value) and (0 <= value < 256 or -value in iter(signal.Signals))
+
+
+def is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def is_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(is_count, value.values()))
+
+
+def is_anything(_: Any) -> bool:
+    return True
+
+
+def or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+_WAIT: Form = {"waits_in": is_text, "passed": is_counts}
+_LOCK: Form = {"lock": is_text, "group": is_text}
+_JOIN: Form = {
+    "group": is_text,
+    "seq": is_count,
+    "call": is_text,
+    "signature": is_text,
+    "must": is_text,
+    "data": or_none(is_whole),
+    "root": or_none(is_count),
+    "moves": is_flag,
+    "late": is_flag,
+    **_WAIT,
+}
+
+FROM_WORKERS: Mapping[str, Form] = {
+    "began": {},
+    "steps": {"steps": is_count},
+    "join": _JOIN,
+    "moved": {"group": is_text, "seq": is_count},
+    "report": {"group": is_text, "seq": is_count, "ok": is_flag, **_WAIT},
+    "send": {"peer": is_count, "group": is_text, "letter": is_letter, **_WAIT},
+    "receive": {"peer": is_count, "group": is_text, **_WAIT},
+    "taken": {"peer": is_count, "group": is_text},
+    "lock": {**_LOCK, "in_turn": is_flag, **_WAIT},
+    "unlock": _LOCK,
+    "retire": _LOCK,
+    "end": _WAIT,
+}
+
+FROM_LAUNCHERS: Mapping[str, Form] = {
+    "result": {"tree": is_anything, "tensors": is_count},  # `values.decode` knows what a tree may be
+    "lost": {"exit_code": or_none(is_exit_code), "step": or_none(is_count)},
+    "raised": {"error": is_object},  # and `values.decode_error` what an error is
+}
+
+
+def require_form(said: Mapping[str, Any], forms: Mapping[str, Form]) -> None:
+    """Raise a `WireError` unless `said` has just the fields that what it wants to `do` needs."""
+    do = said.get("do")
+    if not isinstance(do, str) or do not in forms:
+        raise WireError(f"nobody can do {reprlib.repr(do)} here")
+    require_fields(f"a message to {do!r}", {name: said[name] for name in said if name != "do"}, forms[do])
+
+
+def require_fields(what: str, said: Mapping[str, Any], form: Form) -> None:
+    """Raise a `WireError` unless `said` has just the fields of the form."""
+    if said.keys() != form.keys():
+        raise WireError(f"the fields of {what} are wrong (got {reprlib.repr(sorted(said))})")
+    for name, holds in form.items():
+        if not holds(said[name]):
+            raise WireError(f"{name!r} of {what} is wrong (got {reprlib.repr(said[name])})")
