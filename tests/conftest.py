@@ -17,7 +17,7 @@ import sklearn.datasets  # noqa: F401  these two set environment variables when 
 import torch
 import torch._dynamo
 from tests.core_only import CoreOnly
-from tests.torchrun_session import TorchrunSession
+from tests.torchrun_session import RANKS, TorchrunSession
 
 import flockstep as fs
 
@@ -37,6 +37,7 @@ def local() -> Iterator[fs.LocalProcesses]:
 def torchrun() -> Iterator[TorchrunSession]:
     """A torchrun of eight processes, kept for the whole session."""
     session = TorchrunSession()
+    session.run(lambda comm: None, RANKS)  # all that its processes load and start for a first run is there
     yield session
     session.close()
 

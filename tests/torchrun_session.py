@@ -98,8 +98,8 @@ def serve(path: str) -> None:
     rank = int(os.environ["RANK"])
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    send(connection, rank)
     with fs.Torchrun() as backend:
+        send(connection, rank)
         while (order := receive(connection)) is not None:
             program, workers, options, watched = order
             if program is None:

@@ -1,7 +1,8 @@
 """`Comm` across hosts: agreement over the line to the coordinator, tensors over torch.distributed.
 
 The coordinator lets a collective begin when all members have called the same; only then do tensors move, so a mismatch
-is an error and never a hang, and nobody waits inside torch for a worker that does not come.
+is an error and never a hang. A call that repeats the one before moves its tensors at once: who calls something else
+instead will ask, and those who then wait for it say so, and hear.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from flockstep.errors import FlockstepError, MismatchError, WorkerLost
 
 # How long a broken connection may be known here before the coordinator says who is lost.
 NEWS_SECONDS = 10.0
+
+
+Move = Callable[[Any, Tensor, Finish, dict[str, Any]], None]
+"""Moves a tensor within a process group, given how to wait and what was agreed."""
 
 
 class Broken(Exception):
@@ -57,6 +62,8 @@ class ClusterComm(Comm):
         self.meter = station.meter
         self.station = station
         self._seq = 0
+        self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
+        self._silent: dict[str, Any] | None = None  # the call that moves its tensors without having asked
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -130,14 +137,15 @@ class ClusterComm(Comm):
     ) -> dict[str, Any]:
         """Wait until all members have come to the same call; who they are, and what each of them brings."""
         self._seq += 1
+        self._last = None
         said = {"call": call, "signature": text, "must": must or text, "data": data, "root": root, "moves": moves}
-        return self.station.line.ask("join", call, group=self.name, seq=self._seq, **said)
+        return self.station.line.ask("join", call, group=self.name, seq=self._seq, late=False, **said)
 
     def _move(
         self,
         text: str,
         tensor: Tensor,
-        move: Callable[[Any, Tensor, Finish, dict[str, Any]], None],
+        move: Move,
         *,
         must: str | None = None,
         data: Any = None,
@@ -146,9 +154,13 @@ class ClusterComm(Comm):
     ) -> None:
         """One collective: agree, move the tensors and, where workers may be lost, agree that all have moved."""
         call = text.partition("(")[0].partition(" ")[0]
+        if self._last is not None and self._last[0] == text:
+            self._repeat(call, text, tensor, move, self._last[1])
+            return
         go = self._join(call, text, must=must, data=data, root=root, moves=True)
         if not self.station.continues:
             self._attempt(tensor, move, go)
+            self._last = (text, go) if data is None else None  # who brings data may bring other data next time
             return
         while go["members"]:
             # On a copy: what a broken attempt has done, or still does in torch's threads, must not be seen.
@@ -162,9 +174,19 @@ class ClusterComm(Comm):
         if in_place:
             tensor.copy_(work)
 
-    def _attempt(
-        self, tensor: Tensor, move: Callable[[Any, Tensor, Finish, dict[str, Any]], None], go: dict[str, Any]
-    ) -> None:
+    def _repeat(self, call: str, text: str, tensor: Tensor, move: Move, go: dict[str, Any]) -> None:
+        """The call before once more: there is nothing to agree about."""
+        line = self.station.line
+        self._seq += 1
+        said = {"call": call, "signature": text, "must": text, "data": None, "root": None, "moves": True}
+        self._silent = {"group": self.name, "seq": self._seq, **said}
+        self._attempt(tensor, move, go)
+        if self._silent is None:
+            line.tell("moved", group=self.name, seq=self._seq)
+        self._silent = None
+        line.passed[self.name] = self._seq
+
+    def _attempt(self, tensor: Tensor, move: Move, go: dict[str, Any]) -> None:
         members = tuple(go["members"])
         if len(members) == 1 or (tensor.numel() == 0 and go["data"][0] is None):
             if go["data"][0] is not None:
@@ -194,6 +216,9 @@ class ClusterComm(Comm):
             except RuntimeError as error:
                 if "Operation timed out" not in str(error):
                     raise
+            if self._silent is not None:
+                line.tell_waiting("join", self._silent["call"], late=True, **self._silent)
+                self._silent = None
             line.catch_up()
             if line.lost.intersection(members):
                 raise Broken

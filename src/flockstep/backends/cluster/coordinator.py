@@ -8,14 +8,16 @@ others go on without it.
 
 from __future__ import annotations
 
+import reprlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flockstep.backends.base import describe_deadlock, lost_worker
 from flockstep.backends.cluster.calls import Calls
 from flockstep.backends.cluster.locks import Lock
+from flockstep.backends.cluster.messages import FROM_WORKERS, require_form
 from flockstep.backends.cluster.post import Post
 from flockstep.backends.cluster.wire import Connection, WireError
 from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
@@ -33,6 +35,8 @@ class Seat:
     connection: Connection | None = None
     steps: int = 0
     waits_in: str = ""
+    late_for: tuple[str, int] | None = None  # the call in which it waits without having asked
+    passed: dict[str, int] = field(default_factory=dict)  # by group, the last call that it went through without asking
     hung_up_at: float = 0.0
 
 
@@ -47,7 +51,6 @@ class Coordinator:
         self._calls = Calls(self._answer, workers, must_report=self._continues)
         self._post = Post(self._answer)
         self._locks: dict[str, Lock] = {}
-        self._dismissed: set[int] = set()
         self._began: float | None = None
         self._guard = threading.RLock()
 
@@ -128,15 +131,21 @@ class Coordinator:
                     seat.state, seat.hung_up_at = HUNG_UP, time.monotonic()
 
     def _handle(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
+        require_form(said, FROM_WORKERS)
         if seat.state == LOST:
             return
+        self._require_sense(rank, seat, said)
         if "waits_in" in said:
-            seat.state, seat.waits_in = WAITING, said["waits_in"]
+            seat.state, seat.waits_in, seat.passed = WAITING, said["waits_in"], said["passed"]
+            seat.late_for = (said["group"], said["seq"]) if said.get("late") else None
         match said["do"]:
             case "steps":
                 seat.steps = said["steps"]
             case "join":
                 self._calls.join(rank, said)
+            case "moved":
+                seat.state = RUNNING
+                self._calls.forget(rank, said)
             case "report":
                 self._calls.report(rank, said)
             case "send":
@@ -146,27 +155,34 @@ class Coordinator:
             case "taken":
                 self._post.taken(rank, said["peer"], said["group"])
             case "lock":
-                self._lock(said).ask(rank, said["in_turn"])
+                self._lock(rank, said).ask(rank, said["in_turn"])
             case "unlock":
-                self._lock(said).release(rank)
+                self._lock(rank, said).release(rank)
             case "retire":
-                self._lock(said).retire(rank)
+                self._lock(rank, said).retire(rank)
             case "began":
                 self._began = self._began or time.monotonic()
             case "end":
                 seat.state = ENDED
-            case unknown:
-                raise WireError(f"rank {rank} asked for {unknown!r}")
         if seat.state in (WAITING, ENDED):
             self._look_for_deadlock()
-        self._dismiss()
+            self._dismiss()
+
+    def _require_sense(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
+        """Raise a `WireError` for what this worker cannot say now, or not about this group or peer."""
+        answer_is_due = seat.state == ENDED or (seat.state == WAITING and "waits_in" in said)
+        if answer_is_due and self.failure is None:  # who was told to stop may ask for more while it unwinds
+            raise WireError(f"rank {rank} goes on without an answer")
+        group = self._calls.groups.get(said.get("group", "world"), ())
+        if rank not in group:
+            raise WireError(f"rank {rank} is in no group {reprlib.repr(said['group'])}")
+        if "peer" in said and (said["peer"] not in group or said["peer"] == rank):
+            raise WireError(f"rank {rank} has no peer {said['peer']} in group {said['group']!r}")
 
     def _dismiss(self) -> None:
-        """Let those go whose programs have ended and of whom nothing is under way that somebody may still receive."""
-        gone = {rank for rank, seat in enumerate(self._seats) if seat.state in (ENDED, LOST)}
-        for rank in [rank for rank in gone if rank not in self._dismissed]:
-            if self._seats[rank].state == LOST or self._post.recipients(rank) <= gone:
-                self._dismissed.add(rank)
+        """Let all go when all programs have ended: before, somebody might still want what another has sent."""
+        if self.is_over:
+            for rank in range(len(self._seats)):
                 self._answer(rank, {})
 
     def _answer(self, rank: int, reply: dict[str, Any]) -> None:
@@ -184,16 +200,24 @@ class Coordinator:
         except OSError:
             pass  # the thread that listens to this line notices too, and does what is due
 
-    def _lock(self, said: dict[str, Any]) -> Lock:
+    def _lock(self, rank: int, said: dict[str, Any]) -> Lock:
         name = said["lock"]
         if name not in self._locks:
             lock = self._locks[name] = Lock(self._calls.groups[said["group"]], lambda rank: self._answer(rank, {}))
-            for rank in self.lost.keys() & set(lock.members):
-                lock.lose(rank)
+            for lost in self.lost.keys() & set(lock.members):
+                lock.lose(lost)
+        if rank not in self._locks[name].members:
+            raise WireError(f"lock {reprlib.repr(name)} is one of a group without rank {rank}")
         return self._locks[name]
+
+    def _passed(self, rank: int, group: str) -> int:
+        return self._seats[rank].passed.get(group, 0)
 
     def _look_for_deadlock(self) -> None:
         states = [seat.state for seat in self._seats]
-        if self.failure is None and WAITING in states and set(states) <= {WAITING, ENDED, LOST}:
+        waiting = [seat for seat in self._seats if seat.state == WAITING]
+        if any(seat.late_for and self._calls.are_all_at(*seat.late_for, self._passed) for seat in waiting):
+            return  # their tensors are on the way
+        if self.failure is None and waiting and set(states) <= {WAITING, ENDED, LOST}:
             waits = [seat.waits_in if seat.state == WAITING else None for seat in self._seats]
             self.fail(DeadlockError(describe_deadlock(waits)))

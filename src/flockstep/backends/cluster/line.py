@@ -19,6 +19,7 @@ class Line:
     def __init__(self, connection: Connection, rank: int) -> None:
         self.rank = rank
         self.lost: set[int] = set()
+        self.passed: dict[str, int] = {}  # by group, the last call that this worker went through without asking
         self._connection = connection
         self._answers: list[dict[str, Any]] = []
 
@@ -31,9 +32,16 @@ class Line:
 
     def ask(self, do: str, waits_in: str, **said: Any) -> dict[str, Any]:
         """Say what this worker waits in, and wait for the answer."""
-        self.tell(do, waits_in=f"{waits_in} at {source_line(sys._getframe(1))}", **said)
+        self.tell_waiting(do, waits_in, **said)
         while not self._answers:
             self._hear()
+        return self._take_answer()
+
+    def tell_waiting(self, do: str, waits_in: str, **said: Any) -> None:
+        """Say what this worker waits in."""
+        self.tell(do, waits_in=f"{waits_in} at {source_line(sys._getframe(1))}", passed=self.passed, **said)
+
+    def _take_answer(self) -> dict[str, Any]:
         answer = self._answers.pop()
         if "error" in answer:
             raise self._error(answer)
@@ -43,6 +51,8 @@ class Line:
         """Take in what was said meanwhile, without waiting."""
         while select.select([self._connection.socket], [], [], 0)[0]:
             self._hear()
+        if self._answers:
+            self._take_answer()  # nothing was asked: this is an error
 
     def await_loss(self, ranks: tuple[int, ...], seconds: float) -> int | None:
         """Which of `ranks` is lost, waiting for that news if need be; None if it does not come."""

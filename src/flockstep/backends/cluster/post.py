@@ -39,10 +39,6 @@ class Post:
         del self._under_way[way]
         self._move(way)
 
-    def recipients(self, sender: int) -> set[int]:
-        """To whom something of this sender is under way."""
-        return {recipient for _, other, recipient in self._under_way if other == sender}
-
     def lose(self, rank: int) -> None:
         self._lost.add(rank)
         for way in [*self._senders, *self._recipients]:

@@ -17,6 +17,7 @@ from flockstep.backends.cluster.wire import connect
 from flockstep.comm import SharedTensor
 
 CONNECT_SECONDS = 60.0
+TELL_SECONDS = 0.1
 # Groups are made while all members are known to come. Where one may be lost just then, the others try again without.
 GROUP_SECONDS = {"stop": 1800.0, "continue": 20.0}
 
@@ -50,18 +51,23 @@ def work(
 ) -> Any:
     """Take part in a run as one of its workers; return what the program returns.
 
-    `make_shared(line)` gives what serves `comm.shared`. `count_step` is told of every step, beside the coordinator.
+    `make_shared(line)` gives what serves `comm.shared`. The coordinator is told of every step; only now and then where
+    `count_step` is told, too.
     """
     connection = connect(ticket.address, ticket.run, ticket.token, "worker", ticket.rank, CONNECT_SECONDS)
     line = Line(connection, ticket.rank)
     steps = 0
+    told = 0.0
 
     def count() -> None:
-        nonlocal steps
+        nonlocal steps, told
         steps += 1
-        line.tell("steps", steps=steps)
         if count_step is not None:
             count_step()
+            if time.monotonic() < told + TELL_SECONDS:
+                return
+        line.tell("steps", steps=steps)
+        told = time.monotonic()
 
     try:
         groups = Groups(ticket.store, ticket.run.hex(), ticket.host, ticket.rank, GROUP_SECONDS[ticket.on_failure])
@@ -72,7 +78,7 @@ def work(
         station.began = time.monotonic()
         line.tell("began")
         value = program(comm)
-        line.ask("end", "the end")  # what this worker has sent stays until it was received
+        line.ask("end", "the end")  # others may still want what this worker has sent
         return value
     finally:
         line.close()
