@@ -23,7 +23,7 @@ from flockstep.backends.ray.parcel import pack, unpack
 from flockstep.errors import FlockstepError, worker_error
 
 LOOK_SECONDS = 0.05
-UNWIND_SECONDS = 0.5  # for workers that are asked to stop, before they are killed
+UNWIND_SECONDS = 1.0  # for workers that are asked to stop, before they are killed: others take long to start
 
 
 class Run:

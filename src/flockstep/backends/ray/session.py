@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 
 LOOPBACK = "127.0.0.1"
 # One machine takes as many workers as are asked for, as local processes do: Ray is not to count its cores.
@@ -126,13 +126,15 @@ def _quiet(stack: ExitStack) -> Iterator[None]:
 
     # Ray prints on the caller's standard output that a worker died; here an error or a result says so.
     _set(stack, worker, "_worker_logs_enabled", False)
-    stack.callback(worker.shutdown)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Ray also takes SIGTERM over. Should the caller die of it, Ray's processes notice by themselves.
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        stack.callback(signal.signal, signal.SIGTERM, before)
+    stack.callback(worker.shutdown)
+    yield
+    if is_main:  # Ray has taken SIGTERM over. Where it would have killed, it now ends the launch in good order.
+        signal.signal(signal.SIGTERM, _exit if before is signal.SIG_DFL else before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -137,6 +137,8 @@ class RayShared(LockedByLine):
         The pages of large fresh memory cost several times the copy into them.
         """
         mine_and_the_calls = 2
+        if not tensor.numel():
+            return torch.empty(0, dtype=self.dtype)
         if self._answer.nbytes != tensor.nbytes or sys.getrefcount(self._answer) > mine_and_the_calls:
             self._answer = np.empty(tensor.nbytes, dtype=np.uint8)
         return torch.from_numpy(self._answer).view(self.dtype)
