@@ -76,6 +76,16 @@ class World:
         require(is_reachable, "GLOO_SOCKET_IFNAME", "name the interface by which other hosts reach this one", None)
         return address
 
+    @property
+    def store(self) -> tuple[str, int]:
+        """Where this process finds the store."""
+        if not self.hosts_store:
+            return self.master
+        address = socket.gethostbyname(self.master[0])
+        # A host's own name may mean loopback to itself, where those on other hosts would not find the store.
+        is_hidden = address.startswith("127.") and self.local_size != self.size
+        return (self.host if is_hidden else address, self.master[1])
+
 
 class Torchrun(Backend):
     """Processes that torchrun has started, on one host or many, over torch.distributed.
@@ -121,8 +131,9 @@ class Torchrun(Backend):
         self.size(workers)
         store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
         with Meeting(store, world.host, world.rank, world.size, world.secret, on_failure) as meeting:
-            threads = max(1, (os.cpu_count() or 1) // world.local_size)
-            ticket = meeting.ticket(seed, world.master)
+            cores = len(os.sched_getaffinity(0))  # those that SLURM or taskset leave to this process, not the host's
+            threads = max(1, cores // world.local_size)
+            ticket = meeting.ticket(seed, world.store)
             body = functools.partial(
                 be_worker, ticket=ticket, directory=meeting.directory, threads=threads, program=program
             )
@@ -142,12 +153,14 @@ def _next_launch() -> int:
 @functools.cache
 def _store(world: World) -> Store:
     """The connection to torchrun's store, one for the process."""
+    # Left alone, torch would listen on all interfaces.
+    listener = socket.create_server(world.store).detach() if world.hosts_store else None
     return TCPStore(
-        world.master[0],
-        world.master[1],
+        *world.store,
         is_master=world.hosts_store,
         timeout=timedelta(seconds=GATHER_SECONDS),
         wait_for_workers=False,
+        master_listen_fd=listener,
     )
 
 
