@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.cluster import groups
-from flockstep.backends.cluster.groups import SLICE, Finish, Groups
+from flockstep.backends.cluster.groups import SLICE, Finish, Groups, patiently
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
 from flockstep.comm import Comm, Meter, SharedTensor, signature
-from flockstep.errors import FlockstepError, MismatchError, WorkerLost
+from flockstep.errors import FlockstepError, MismatchError
 
 # How long a broken connection may be known here before the coordinator says who is lost.
 NEWS_SECONDS = 10.0
@@ -197,7 +197,7 @@ class ClusterComm(Comm):
             self._finish(work, members)
 
         try:
-            move(self.station.groups.of(self.name, members, tensor.device), tensor, finish, go)
+            move(self._group(self.name, members, tensor.device), tensor, finish, go)
         except FlockstepError:
             raise
         except RuntimeError as error:  # torch.distributed raises nothing more telling
@@ -219,9 +219,7 @@ class ClusterComm(Comm):
             if self._silent is not None:
                 line.tell_waiting("join", self._silent["call"], late=True, **self._silent)
                 self._silent = None
-            line.catch_up()
-            if line.lost.intersection(members):
-                raise Broken
+            self._check(members)
 
     # --- two workers ------------------------------------------------------------------------------------------
 
@@ -261,12 +259,27 @@ class ClusterComm(Comm):
         """Use the group of the two; a peer that is gone is a lost worker."""
         pair = tuple(sorted((self.ranks[self.rank], self.ranks[peer])))
         try:
-            return use(self.station.groups.of(f"{self.name} pair", pair, device), pair.index(self.ranks[peer]))
+            group = self._group(f"{self.name} pair", pair, device)
+            return patiently(lambda: use(group, pair.index(self.ranks[peer])), lambda: self._check(pair))
+        except Broken:
+            raise self.station.line.lost[self.ranks[peer]] from None
         except RuntimeError as error:
             lost = self.station.line.await_loss(pair, NEWS_SECONDS)
             if lost is None:
                 raise
-            raise WorkerLost(f"rank {self.ranks[self.rank]} waits for rank {lost}, which is lost", lost) from error
+            raise lost from error
+
+    def _group(self, name: str, members: tuple[int, ...], device: torch.device) -> Any:
+        groups = self.station.groups
+        if not groups.has(name, members, device):
+            patiently(lambda: groups.of(name, members, device), lambda: self._check(members))
+        return groups.of(name, members, device)
+
+    def _check(self, members: tuple[int, ...]) -> None:
+        """Hear what is new while torch works; give up when a member is lost."""
+        self.station.line.catch_up()
+        if self.station.line.lost.keys() & set(members):
+            raise Broken
 
 
 class _Alone:

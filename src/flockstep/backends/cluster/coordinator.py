@@ -19,6 +19,7 @@ from flockstep.backends.cluster.calls import Calls
 from flockstep.backends.cluster.locks import Lock
 from flockstep.backends.cluster.messages import FROM_WORKERS, require_form
 from flockstep.backends.cluster.post import Post
+from flockstep.backends.cluster.values import encode_error
 from flockstep.backends.cluster.wire import Connection, WireError
 from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
 
@@ -92,7 +93,7 @@ class Coordinator:
                 self.fail(error)
                 return
             for other in self._seats:
-                self._say(other, {"lost": [rank]})
+                self._say(other, {"lost": encode_error(error)})
             self._post.lose(rank)
             self._calls.lose(rank)
             for lock in self._locks.values():
@@ -118,6 +119,8 @@ class Coordinator:
             seat.state, seat.connection = RUNNING, connection
             if self.failure is not None:
                 self._say(seat, {"stop": True})
+            for error in self.lost.values():
+                self._say(seat, {"lost": encode_error(error)})
         try:
             while (said := connection.hear()) is not None:
                 with self._guard:
@@ -220,4 +223,4 @@ class Coordinator:
             return  # their tensors are on the way
         if self.failure is None and waiting and set(states) <= {WAITING, ENDED, LOST}:
             waits = [seat.waits_in if seat.state == WAITING else None for seat in self._seats]
-            self.fail(DeadlockError(describe_deadlock(waits)))
+            self.fail(DeadlockError(describe_deadlock(waits, lost=self.lost)))

@@ -5,6 +5,7 @@ They are made directly, not through `init_process_group`, so that a program may 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,9 @@ class Groups:
         self._store: Store | None = None
         self._groups: dict[tuple[str, tuple[int, ...], str], Any] = {}
 
+    def has(self, name: str, members: tuple[int, ...], device: torch.device) -> bool:
+        return (name, members, device.type) in self._groups
+
     def of(self, name: str, members: tuple[int, ...], device: torch.device) -> Any:
         """The group of these members: on gloo for tensors of the CPU, on NCCL for those of a GPU."""
         key = (name, members, device.type)
@@ -55,6 +59,28 @@ class Groups:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def patiently(wait: Callable[[], Any], check: Callable[[], None]) -> Any:
+    """Do in a thread what torch does in one piece, so that `check`, called now and then, can end the wait."""
+    outcome: list[Any] = []
+
+    def do() -> None:
+        try:
+            outcome.extend((wait(), None))
+        except RuntimeError as error:  # all that torch.distributed raises
+            outcome.extend((None, error))
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    thread.join(SLICE.total_seconds())
+    while thread.is_alive():
+        check()
+        thread.join(SLICE.total_seconds())
+    value, error = outcome
+    if error is not None:
+        raise error
+    return value
 
 
 Finish = Callable[[Any], None]

@@ -9,6 +9,7 @@ from typing import Any
 
 from flockstep import errors
 from flockstep.backends.base import Stopped, source_line
+from flockstep.backends.cluster.values import decode_error
 from flockstep.backends.cluster.wire import Connection
 from flockstep.errors import WorkerLost
 
@@ -18,7 +19,7 @@ class Line:
 
     def __init__(self, connection: Connection, rank: int) -> None:
         self.rank = rank
-        self.lost: set[int] = set()
+        self.lost: dict[int, WorkerLost] = {}
         self.passed: dict[str, int] = {}  # by group, the last call that this worker went through without asking
         self._connection = connection
         self._answers: list[dict[str, Any]] = []
@@ -54,15 +55,15 @@ class Line:
         if self._answers:
             self._take_answer()  # nothing was asked: this is an error
 
-    def await_loss(self, ranks: tuple[int, ...], seconds: float) -> int | None:
-        """Which of `ranks` is lost, waiting for that news if need be; None if it does not come."""
+    def await_loss(self, ranks: tuple[int, ...], seconds: float) -> WorkerLost | None:
+        """The loss of one of `ranks`, waiting for that news if need be; None if it does not come."""
         deadline = time.monotonic() + seconds
-        while not (gone := self.lost.intersection(ranks)):
+        while not (gone := self.lost.keys() & set(ranks)):
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._connection.socket], [], [], left)[0]:
                 return None
             self._hear()
-        return min(gone)
+        return self.lost[min(gone)]
 
     def close(self) -> None:
         self._connection.close()
@@ -77,7 +78,9 @@ class Line:
         if "answer" in message:
             self._answers.append(message["answer"])
         elif "lost" in message:
-            self.lost.update(message["lost"])
+            loss = decode_error(message["lost"])
+            if isinstance(loss, WorkerLost) and loss.rank is not None:
+                self.lost[loss.rank] = loss
         else:
             raise Stopped
 
@@ -86,7 +89,6 @@ class Line:
 
     def _error(self, answer: dict[str, Any]) -> errors.FlockstepError:
         if answer["error"] == "WorkerLost":
-            rank = answer["lost"]
-            return WorkerLost(f"rank {self.rank} waits for rank {rank}, which is lost", rank)
+            return self.lost[answer["lost"]]
         kind: type[errors.FlockstepError] = getattr(errors, answer["error"])
         return kind(answer["text"])

@@ -109,13 +109,12 @@ class Meeting:
             try:
                 (own,) = local.run(body, 1, seed=seed, first_rank=self._rank, watch=look)
                 self._messenger.bring(own)
-            except WorkerLost as lost:
-                if lost.rank != self._rank:
-                    raise
-                self._messenger.tell_lost(lost)
-            except Exception as error:  # noqa: BLE001  whatever it is: all ranks must hear of it, and this one raises it
-                own_error = error
-                self._messenger.tell_raised(error)
+            except Exception as error:  # noqa: BLE001  whatever it is: all ranks must hear of it
+                if isinstance(error, WorkerLost) and error.rank == self._rank:
+                    self._messenger.tell_lost(error)
+                else:
+                    own_error = error
+                    self._messenger.tell_raised(error)
             while not self._messenger.is_over:
                 look(seconds=LOOK_SECONDS)
         except RunFailed as failed:
