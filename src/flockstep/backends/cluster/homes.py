@@ -95,7 +95,7 @@ def _write(value: Tensor, given: Tensor, _: float) -> None:
 
 
 def _add(value: Tensor, given: Tensor, scale: float) -> None:
-    is_whole = not value.dtype.is_floating_point and scale.is_integer()
+    is_whole = not value.dtype.is_floating_point and scale.is_integer() and abs(scale) < 1 << 63
     value.add_(given, alpha=int(scale) if is_whole else scale)
 
 

@@ -229,7 +229,7 @@ class Connection:
 def message_of(payload: bytes) -> dict[str, Any]:
     """A message from its bytes."""
     try:
-        message = json.loads(payload)
+        message = json.loads(payload.decode())
     except (ValueError, RecursionError):
         raise WireError("a message that is not JSON") from None
     if not isinstance(message, dict):
