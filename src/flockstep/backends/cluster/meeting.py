@@ -68,10 +68,6 @@ class Meeting:
     def __enter__(self) -> Meeting:
         with ExitStack() as stack:
             self.directory = self._meet(stack)
-            address, run, token = self.directory.addresses[0], self.directory.run, self.directory.token
-            line = connect(address, run, token, "guardian", self._rank, GATHER_SECONDS)
-            self._messenger = Messenger(line, self._rank)
-            stack.callback(self._leave)
             if threading.current_thread() is threading.main_thread():
                 before = signal.signal(signal.SIGTERM, self._note_termination)
                 stack.callback(signal.signal, signal.SIGTERM, before)
@@ -162,10 +158,18 @@ class Meeting:
         if self._coordinator is not None and self._gathering is not None:
             roles |= {"worker": self._coordinator.serve, "guardian": self._gathering.serve}
         service = stack.enter_context(Service(self._host, run, token, roles))
-        host, port = service.address
-        self._store.set(f"address {self._rank}", f"{host} {port}")
-        addresses = [self._get(f"address {rank}", rank).split() for rank in range(self._size)]
-        return Directory(tuple((host, int(port)) for host, port in addresses), run, token)
+        if self._rank == 0:
+            self._store.set("address 0", " ".join(map(str, service.address)))
+        line = connect(self._address(0), run, token, "guardian", self._rank, GATHER_SECONDS)
+        self._messenger = Messenger(line, self._rank)
+        stack.callback(self._leave)
+        # Only now do the others count on this rank: if it goes, rank 0 hears that its line has ended.
+        self._store.set(f"address {self._rank}", " ".join(map(str, service.address)))
+        return Directory(tuple(self._address(rank) for rank in range(self._size)), run, token)
+
+    def _address(self, rank: int) -> tuple[str, int]:
+        host, port = self._get(f"address {rank}", rank).split()
+        return host, int(port)
 
     def _get(self, key: str, rank: int) -> str:
         try:
