@@ -614,6 +614,18 @@ def test_a_part_keeps_its_form_and_its_first_value(served):
     connection.close()
 
 
+def test_a_worker_may_take_its_time_to_read(served, monkeypatch):
+    """Its other homes answer at the same time, and on a slow link that takes a while."""
+    monkeypatch.setitem(wire._PROBES, socket.TCP_USER_TIMEOUT, 300)
+    connection = served.join("tensors")
+    value = torch.rand(8 * MEGABYTE)
+    ask(connection, of(CREATE, served.run, "part", value), value)
+    connection.send(of(READ, served.run, "part", value))
+    time.sleep(1.5)
+    assert torch.equal(connection.tensor(connection.header()), value)
+    connection.close()
+
+
 # --- what it costs --------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ class Homes:
 
     def serve(self, connection: Connection) -> None:
         """Answer one worker's requests, in its order, until it goes. An answer means that the change has landed."""
+        connection.be_patient()  # a worker that asks many homes takes their answers one after the other
         scratch = torch.empty(0, dtype=torch.uint8)
         while (header := connection.header()) is not None:
             if header.kind == CREATE:

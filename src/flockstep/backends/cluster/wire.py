@@ -148,6 +148,10 @@ class Connection:
         self.heard_run = bytes(RUN_BYTES)  # what the peer took for the run, right or wrong
         self.deadline: float | None = None  # of all that is received, on the monotonic clock
 
+    def be_patient(self) -> None:
+        """Wait for a peer that does not read for a while, which the system would count as gone with its host."""
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+
     def send(self, header: Header, payload: memoryview | bytes = b"") -> None:
         """One frame, in one system call if the system takes it."""
         parts = [memoryview(header.pack()), memoryview(payload)]
