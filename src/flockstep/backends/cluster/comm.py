@@ -87,13 +87,14 @@ class ClusterComm(Comm):
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
     def shared(self, name: str, like: Tensor) -> SharedTensor:
-        go = self._join("shared", f"shared({name!r}) of {signature(like)}")
-        key = (self.name, name)
-        if key not in self.station.shared:
-            is_first = go["members"][0] == self.ranks[self.rank]
-            self.station.shared[key] = self.station.make_shared(self, name, like.detach(), is_first)
-        self._join("shared", f"shared({name!r}) of {signature(like)}")  # nobody uses it before it has its first value
-        return self.station.shared[key]
+        text, key, known = f"shared({name!r}) of {signature(like)}", (self.name, name), self.station.shared
+        while True:
+            is_first = self._join("shared", text)["members"][0] == self.ranks[self.rank]
+            tensor = known.get(key) or self.station.make_shared(self, name, like.detach(), is_first)
+            # Nobody uses it before it has its first value. Who was to write that may be lost: then the next does.
+            if any(self._join("shared", text, data=int(is_first))["data"]):
+                known[key] = tensor
+                return tensor
 
     # --- collectives ------------------------------------------------------------------------------------------
 

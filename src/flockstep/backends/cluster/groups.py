@@ -30,7 +30,6 @@ class Groups:
         self._host = host
         self._rank = rank
         self._timeout = timedelta(seconds=seconds)
-        self._store: Store | None = None
         self._groups: dict[tuple[str, tuple[int, ...], str], Any] = {}
 
     def has(self, name: str, members: tuple[int, ...], device: torch.device) -> bool:
@@ -40,11 +39,11 @@ class Groups:
         """The group of these members: on gloo for tensors of the CPU, on NCCL for those of a GPU."""
         key = (name, members, device.type)
         if key not in self._groups:
-            if self._store is None:
-                self._store = TCPStore(*self._address, is_master=False, timeout=self._timeout)
+            # A connection of its own: one that was given up while it waited would keep all others waiting.
+            store = TCPStore(*self._address, is_master=False, timeout=self._timeout)
             prefix = f"{self._run} {name} {' '.join(map(str, members))} {device.type}"
             make = self._gloo if device.type == "cpu" else self._nccl
-            self._groups[key] = make(PrefixStore(prefix, self._store), members.index(self._rank), len(members))
+            self._groups[key] = make(PrefixStore(prefix, store), members.index(self._rank), len(members))
         return self._groups[key]
 
     def _gloo(self, store: Store, rank: int, size: int) -> Any:

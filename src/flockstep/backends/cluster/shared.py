@@ -136,6 +136,8 @@ class ShardedTensor(LockedByLine):
                 part.seen = value[part.start : part.end].clone()
         if is_first:
             self._all(CREATE, value)
+        if is_first and self._keeps:
+            self._all(WRITE, value)  # over what one who is lost may have left of its own
 
     def _read(self, out: Tensor) -> None:
         whole = (
