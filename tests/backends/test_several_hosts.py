@@ -181,6 +181,8 @@ def test_hosts_are_lost(hosts, tmp_path, lose):
         assert said["replicas"] == (3 if rank == 0 else 1)
         assert said["metrics"]["test_accuracy"] > 0.85
 
+    assert (tmp_path / "go_on 0").read_text() == "1\n", "a host has one core here, and its worker one thread"
+
     for workers, lost, left in ((3, 2, (0, 1)), (2, 0, (1,))):
         lost_at = lose_while_running(f"stop {workers}", lost, workers)
         for rank in left:
