@@ -21,7 +21,6 @@ from flockstep.backends.ray.session import Session
 from flockstep.backends.ray.worker import Place, WorkerActor
 from flockstep.errors import FlockstepError
 
-ROOM_SECONDS = 60.0  # for a cluster to make room, which may mean to start machines
 FEWEST_HOMES = 2
 
 
@@ -42,6 +41,7 @@ class Crew:
         self, session: Session, placement: str, household: int, resources: Mapping[str, float], homes: int | None
     ) -> None:
         self.address = session.address
+        self._room_seconds = session.room_seconds
         self._placement = placement
         self._household = household
         self._resources = resources
@@ -103,10 +103,10 @@ class Crew:
         bundle = bundle or {"object_store_memory": 1.0}
         group = placement_group([bundle] * households, strategy=self._placement.upper())
         self._groups.append(group)
-        if not group.wait(ROOM_SECONDS):
+        if not group.wait(self._room_seconds):
             raise FlockstepError(
                 f"Ray has no room for {count} workers with {dict(self._resources)} each, {self._household} to a host, "
-                f"within {ROOM_SECONDS:g} s; all hosts together have {ray.cluster_resources()}"
+                f"within {self._room_seconds:g} s; all hosts together have {ray.cluster_resources()}"
             )
         self._seats += [Seat(group, bundle) for bundle in range(households) for _ in range(self._household)]
 
@@ -118,7 +118,7 @@ class Crew:
         nodes = list(dict.fromkeys(node for table in tables for node in table["bundles_to_node_id"].values()))
         make: Any = ray.remote(HomeActor)
         for index in range(self._home_count or max(len(nodes), FEWEST_HOMES)):
-            where = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=True)
+            where = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=False)
             self.homes.append(make.options(num_cpus=0, scheduling_strategy=where).remote())
 
     def _worker(self, seat: Seat) -> Any:

@@ -46,6 +46,7 @@ class Session:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.address = LOOPBACK  # of this process, for workers to reach it by
+        self.room_seconds = 5.0  # for workers to find room: nothing can be added to a cluster of one machine
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
@@ -91,6 +92,7 @@ class Session:
             with _quiet(stack):
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         self.address = ray.util.get_node_ip_address()
+        self.room_seconds = 60.0  # a cluster may have to start machines first
 
 
 def _is_connected() -> bool:
