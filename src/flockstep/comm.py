@@ -227,6 +227,9 @@ class SharedTensor(ABC):
         """Add `scale` times `tensor` to the value."""
         self._check(tensor)
         require_number("scale", scale)
+        if not self.dtype.is_floating_point:
+            require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
+            scale = int(scale)
         self.meter.count(tensor.nbytes)
         self._add(tensor.detach(), scale)
 
@@ -234,6 +237,8 @@ class SharedTensor(ABC):
         """Move the value by `weight` of the way towards `tensor`; return the value it had. One round trip."""
         self._check(tensor)
         require_number("weight", weight)
+        if not self.dtype.is_floating_point:
+            raise MismatchError(f"shared tensor {self.name!r} cannot be blended: it is {self.dtype}")
         self.meter.count(2 * tensor.nbytes)
         return self._blend(tensor.detach(), weight)
 

@@ -67,11 +67,12 @@ def random_program(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_all_backends_agree(local, seed):
+def test_all_backends_agree(local, torchrun, seed):
     program = random_program(seed)
     expected = fs.launch(program, WORKERS, fs.Simulator(lanes=1))
     assert fs.launch(program, WORKERS, fs.Simulator(lanes=2)) == expected
-    assert fs.launch(program, WORKERS, local) == expected
+    for real in (local, torchrun):
+        assert fs.launch(program, WORKERS, real) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))

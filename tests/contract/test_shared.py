@@ -178,6 +178,24 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused(launch):
         launch(program, 2)
 
 
+def test_integers_are_added_whole_and_not_blended(launch):
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(3, dtype=torch.int64))
+        for _ in range(2):
+            with shared.lock():
+                shared.add(torch.arange(3), scale=2.0)
+        comm.barrier()
+        refused = []
+        for call in (lambda: shared.add(torch.arange(3), scale=0.5), lambda: shared.blend(torch.arange(3), 0.5)):
+            try:
+                call()
+            except fs.FlockstepError as error:
+                refused.append(type(error))
+        return shared.read().tolist(), refused
+
+    assert launch(program, 2) == [([0, 8, 16], [fs.InvalidField, fs.MismatchError])] * 2
+
+
 def test_workers_must_agree_about_a_shared_tensor(launch):
     with pytest.raises(fs.MismatchError, match="shared"):
         launch(lambda comm: comm.shared("x", torch.zeros(3 + comm.rank)), 2)
