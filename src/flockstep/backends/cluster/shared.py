@@ -164,10 +164,12 @@ class ShardedTensor(LockedByLine):
         """Ask the homes of all parts, then take all their answers."""
         given = None if tensor is None else tensor.cpu().contiguous().view(-1)
         asked = [part for part in self._parts if self._try(part, lambda part: self._ask(part, kind, given, number))]
+        # All answers are taken before a part moves: at its new home it must not be given another part's.
+        answered = [part for part in asked if self._try(part, lambda part: self._take(part, answers))]
         for part in self._parts:
-            answered = part in asked and self._try(part, lambda part: self._take(part, answers))
-            while not answered:
-                answered = self._try(part, lambda part: self._again(part, kind, given, number, answers))
+            is_done = part in answered
+            while not is_done:
+                is_done = self._try(part, lambda part: self._again(part, kind, given, number, answers))
             if self._keeps:
                 self._remember(part, kind, given, number, answers)
 
