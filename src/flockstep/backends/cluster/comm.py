@@ -7,8 +7,10 @@ instead will ask, and those who then wait for it say so, and hear.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,7 +193,7 @@ class ClusterComm(Comm):
         members = tuple(go["members"])
         if len(members) == 1 or (tensor.numel() == 0 and go["data"][0] is None):
             if go["data"][0] is not None:
-                move(_Alone(), tensor, lambda work: None, go)
+                move(None, tensor, lambda work: None, go)  # gathers its own
             return
 
         def finish(work: Any) -> None:
@@ -231,8 +233,17 @@ class ClusterComm(Comm):
         self.station.line.ask("send", waits_in, peer=world, group=self.name, letter=letter)
         if tensor.numel():
             copy = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-            work = self._with(peer, tensor.device, lambda group, other: group.send([copy], other, 0))
-            self.station.sent[self.name, peer] = (work, copy)
+            name, pair = self._pair(peer)
+
+            def post() -> None:
+                with suppress(RuntimeError):  # a peer that is gone: whoever waits for it hears so
+                    group = self.station.groups.of(name, pair, tensor.device)
+                    self.station.sent[name, peer] = group.send([copy], pair.index(world), 0), copy
+
+            if self.station.groups.has(name, pair, tensor.device):
+                post()
+            else:  # the peer may have to send something elsewhere before it comes to this
+                threading.Thread(target=post, daemon=True).start()
 
     def _recv(self, tensor: Tensor, peer: int) -> None:
         world, line = self.ranks[peer], self.station.line
@@ -244,7 +255,7 @@ class ClusterComm(Comm):
             )
         if elements:
             whole = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(elements)
-            self._with(peer, tensor.device, lambda group, other: group.recv([whole], other, 0).wait())
+            self._receive(whole, peer)
             if not tensor.is_contiguous():
                 tensor.copy_(whole.view(tensor.shape))
         line.tell("taken", peer=world, group=self.name)
@@ -256,14 +267,17 @@ class ClusterComm(Comm):
         self._recv(received, peer)
         return received
 
-    def _with(self, peer: int, device: torch.device, use: Callable[[Any, int], Any]) -> Any:
-        """Use the group of the two; a peer that is gone is a lost worker."""
-        pair = tuple(sorted((self.ranks[self.rank], self.ranks[peer])))
+    def _pair(self, peer: int) -> tuple[str, tuple[int, ...]]:
+        return f"{self.name} pair", tuple(sorted((self.ranks[self.rank], self.ranks[peer])))
+
+    def _receive(self, tensor: Tensor, peer: int) -> None:
+        """Take a message that is under way; a peer that is gone is a lost worker."""
+        (name, pair), world = self._pair(peer), self.ranks[peer]
         try:
-            group = self._group(f"{self.name} pair", pair, device)
-            return patiently(lambda: use(group, pair.index(self.ranks[peer])), lambda: self._check(pair))
+            group = self._group(name, pair, tensor.device)
+            patiently(lambda: group.recv([tensor], pair.index(world), 0).wait(), lambda: self._check(pair))
         except Broken:
-            raise self.station.line.lost[self.ranks[peer]] from None
+            raise self.station.line.lost[world] from None
         except RuntimeError as error:
             lost = self.station.line.await_loss(pair, NEWS_SECONDS)
             if lost is None:
@@ -281,11 +295,3 @@ class ClusterComm(Comm):
         self.station.line.catch_up()
         if self.station.line.lost.keys() & set(members):
             raise Broken
-
-
-class _Alone:
-    """The group of the only worker that is left."""
-
-    @staticmethod
-    def _allgather_base(whole: Tensor, own: Tensor) -> None:
-        whole.copy_(own)

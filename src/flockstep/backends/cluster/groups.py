@@ -21,6 +21,9 @@ from flockstep.comm import reduce_in_rank_order
 SLICE = timedelta(milliseconds=100)
 
 
+Key = tuple[str, tuple[int, ...], str]
+
+
 class Groups:
     """The groups of one worker. `host` is the address of this host at which gloo listens."""
 
@@ -30,7 +33,9 @@ class Groups:
         self._host = host
         self._rank = rank
         self._timeout = timedelta(seconds=seconds)
-        self._groups: dict[tuple[str, tuple[int, ...], str], Any] = {}
+        self._groups: dict[Key, Any] = {}
+        self._making: dict[Key, threading.Lock] = {}
+        self._guard = threading.Lock()
 
     def has(self, name: str, members: tuple[int, ...], device: torch.device) -> bool:
         return (name, members, device.type) in self._groups
@@ -38,12 +43,15 @@ class Groups:
     def of(self, name: str, members: tuple[int, ...], device: torch.device) -> Any:
         """The group of these members: on gloo for tensors of the CPU, on NCCL for those of a GPU."""
         key = (name, members, device.type)
-        if key not in self._groups:
-            # A connection of its own: one that was given up while it waited would keep all others waiting.
-            store = TCPStore(*self._address, is_master=False, timeout=self._timeout)
-            prefix = f"{self._run} {name} {' '.join(map(str, members))} {device.type}"
-            make = self._gloo if device.type == "cpu" else self._nccl
-            self._groups[key] = make(PrefixStore(prefix, store), members.index(self._rank), len(members))
+        with self._guard:
+            lock = self._making.setdefault(key, threading.Lock())
+        with lock:  # a message that is sent and one that is received may both be the first between two workers
+            if key not in self._groups:
+                # A connection of its own: one that was given up while it waited would keep all others waiting.
+                store = TCPStore(*self._address, is_master=False, timeout=self._timeout)
+                prefix = f"{self._run} {name} {' '.join(map(str, members))} {device.type}"
+                make = self._gloo if device.type == "cpu" else self._nccl
+                self._groups[key] = make(PrefixStore(prefix, store), members.index(self._rank), len(members))
         return self._groups[key]
 
     def _gloo(self, store: Store, rank: int, size: int) -> Any:
@@ -109,13 +117,15 @@ def all_reduce(group: Any, tensor: Tensor, op: str, finish: Finish) -> None:
 
 
 def all_gather(group: Any, tensor: Tensor, lengths: list[int], finish: Finish) -> list[Tensor]:
-    """All members' tensors, flat; `lengths` are their numbers of elements."""
+    """All members' tensors, flat; `lengths` are their numbers of elements. A group of one is None."""
     share = max(lengths)
     own = tensor.contiguous().view(-1)
     if own.numel() < share:
         own = torch.cat([own, own.new_zeros(share - own.numel())])
     parts = own.new_empty(len(lengths), share)
-    if share:
+    if group is None:
+        parts[0] = own
+    elif share:
         finish(group._allgather_base(parts.view(-1), own))
     return [part[:length].clone() for part, length in zip(parts, lengths, strict=True)]
 
