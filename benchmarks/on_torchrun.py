@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,8 @@ SECONDS = 300
 def _sync_sgd() -> list[Sample]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(TRAINERS)]
     command = [*torchrun, "-m", "benchmarks.under_torchrun"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS, env=environment)
     seconds = json.loads(done.stdout)
     samples = BATCH_SIZE * TRAINERS
     return [Sample(seconds["DDP"] / seconds["Flockstep"], {side: samples / each for side, each in seconds.items()})]

@@ -17,13 +17,14 @@ import sklearn.datasets  # noqa: F401  these two set environment variables when 
 import torch
 import torch._dynamo
 from tests.core_only import CoreOnly
+from tests.ray_fixture import is_of_ray, kept_ray
 from tests.torchrun_session import RANKS, TorchrunSession
 
 import flockstep as fs
 
 Launch = Callable[..., list[Any]]
 
-KEPT = ["local", "torchrun"]  # backends whose processes are kept for the whole session, to be fast
+KEPT = ["local", "torchrun", "ray"]  # backends whose processes are kept for the whole session, to be fast
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,13 @@ def torchrun() -> Iterator[TorchrunSession]:
     session.run(lambda comm: None, RANKS)  # all that its processes load and start for a first run is there
     yield session
     session.close()
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[fs.Ray]:
+    """Ray on this machine, with workers that are kept for the whole session."""
+    with kept_ray() as backend:
+        yield backend
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,7 +82,7 @@ def _belongings() -> dict[str, Any]:
     """What a test could leave behind: threads, processes, shared memory, open files and sockets, temporary files."""
     return {
         "threads": set(threading.enumerate()),
-        "processes": {child.pid for child in psutil.Process().children(recursive=True)},
+        "processes": {child.pid for child in psutil.Process().children(recursive=True) if not is_of_ray(child)},
         # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
         "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},
         "descriptors": psutil.Process().num_fds(),
@@ -86,14 +94,18 @@ def _belongings() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    parameters = getattr(request.node, "callspec", None)
+    used = {*request.fixturenames, *map(str, parameters.params.values() if parameters else ())}
     for kept in KEPT:
-        if kept in request.fixturenames or kept in request.node.name:
+        if kept in used:
             request.getfixturevalue(kept)  # its processes belong to the session, not to the test
     before = _belongings()
     yield
     deadline = time.monotonic() + 2
     while (after := _belongings()) != before and time.monotonic() < deadline:
         time.sleep(0.02)
+    if "ray" in used:
+        del before["descriptors"]  # Ray opens connections to its workers when it likes, and keeps them
     for what, was in before.items():
         now = after[what]
         if isinstance(was, set):

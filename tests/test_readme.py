@@ -27,6 +27,7 @@ def test_the_python_blocks_run_in_order_on_both_backends(tmp_path, monkeypatch, 
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
     assert float(re.search(r"accuracy (0\.\d+)", printed)[1]) > 0.8
+    assert "\n[]\n" in printed
     assert float(printed.splitlines()[-1]) > 0.7
     assert fs.load_result(tmp_path / "results" / "wild").config["workers"] == 16
 
@@ -38,8 +39,8 @@ def test_the_python_blocks_run_in_order_on_both_backends(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
 def test_the_commands_run(line):
     program, *arguments = shlex.split(line)
-    assert program == "flockstep"
-    done = subprocess.run([sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, timeout=100)
+    module = {"flockstep": "flockstep", "torchrun": "torch.distributed.run"}[program]
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 

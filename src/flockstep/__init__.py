@@ -9,6 +9,7 @@ Everything public is importable from here.
 
 from flockstep.backends.base import Backend
 from flockstep.backends.local import LocalProcesses
+from flockstep.backends.ray import Ray
 from flockstep.backends.sim import Compute, Simulator
 from flockstep.backends.torchrun import Torchrun
 from flockstep.comm import Comm, SharedTensor
@@ -53,6 +54,7 @@ __all__ = [
     "MismatchError",
     "Network",
     "NonFiniteLoss",
+    "Ray",
     "Result",
     "ResultError",
     "SharedTensor",

@@ -6,13 +6,19 @@ from typing import Any
 
 from flockstep.backends.base import Backend, Program, Watcher
 from flockstep.backends.local import LocalProcesses
+from flockstep.backends.ray import Ray
 from flockstep.backends.sim import Compute, Simulator
 from flockstep.backends.torchrun import Torchrun
 from flockstep.errors import unknown_name
 from flockstep.fields import require, require_integer
 from flockstep.network import Network
 
-BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "local": LocalProcesses, "torchrun": Torchrun}
+BACKENDS: dict[str, type[Backend]] = {
+    "sim": Simulator,
+    "local": LocalProcesses,
+    "torchrun": Torchrun,
+    "ray": Ray,
+}
 
 
 def launch(

@@ -67,11 +67,11 @@ def random_program(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_all_backends_agree(local, torchrun, seed):
+def test_all_backends_agree(local, torchrun, ray, seed):
     program = random_program(seed)
     expected = fs.launch(program, WORKERS, fs.Simulator(lanes=1))
     assert fs.launch(program, WORKERS, fs.Simulator(lanes=2)) == expected
-    for real in (local, torchrun):
+    for real in (local, torchrun, ray):
         assert fs.launch(program, WORKERS, real) == expected
 
 
