@@ -92,7 +92,8 @@ def run(
     require_integer("epochs", job.epochs, 1)
     plan = batches.plan(chosen.train, job.batch_size, job.assignment, workers, rank=0, seed=seed)
     began = time.perf_counter()
-    with steps_bar(f"{chosen.name} {strategy.name}", plan.steps_per_epoch * job.epochs, progress) as watch:
+    shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
+    with steps_bar(f"{chosen.name} {strategy.name}", plan.steps_per_epoch * job.epochs, shown) as watch:
         outcomes = launch(
             functools.partial(train, job=job),
             workers,
