@@ -10,13 +10,13 @@ import psutil
 import flockstep as fs
 from flockstep.backends.ray import Ray
 
-MOST_WORKERS = 8
+READY_WORKERS = 4  # as many as most tests use; more are started for those that want more
 
 
 @contextmanager
 def kept_ray() -> Iterator[Ray]:
     with Ray() as backend:
-        fs.launch(lambda comm: comm.barrier(), MOST_WORKERS, backend)  # starting them is no test's business
+        fs.launch(lambda comm: comm.barrier(), READY_WORKERS, backend)  # starting them is no test's business
         yield backend
 
 
