@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import local, on_torchrun, report, simulator
+from benchmarks import local, on_ray, on_torchrun, report, simulator
 from benchmarks.harness import Benchmark, Outcome, run
 
-BENCHMARKS = (*simulator.BENCHMARKS, *local.BENCHMARKS, *on_torchrun.BENCHMARKS)
+BENCHMARKS = (*simulator.BENCHMARKS, *local.BENCHMARKS, *on_torchrun.BENCHMARKS, *on_ray.BENCHMARKS)
 RESULTS = Path(__file__).with_name("RESULTS.md")
 WIDTH_OF_A_FILE = 180
 BUSY_LOAD = 0.5

@@ -44,6 +44,17 @@ def die():
     time.sleep(60)  # signals to oneself may take a moment to arrive
 
 
+def loss_of(backend, rank, exit_code, step):
+    """What is known of a lost worker. Only its parent learns how a process ended, and Ray's tells nobody."""
+    code = None if isinstance(backend, fs.Ray) else exit_code
+    how = {None: "went away", -9: "was killed by SIGKILL"}.get(code, f"exited with {code}")
+    return rank, code, step, f"rank {rank} {how} after step {step}"
+
+
+def known_of(loss):
+    return loss.rank, loss.exit_code, loss.step, str(loss)
+
+
 def survivors_of(results):
     return {rank: value for rank, value in enumerate(results) if not isinstance(value, fs.WorkerLost)}
 
@@ -65,12 +76,8 @@ def test_the_place_of_a_lost_worker_says_who_how_when_and_where(lossy):
 
     results = go_on(program, 4, lossy)
     killed, left = results[1], results[2]
-    assert (str(killed), str(left)) == (
-        "rank 1 was killed by SIGKILL after step 4",
-        "rank 2 exited with 5 after step 5",
-    )
-    assert (killed.rank, killed.exit_code, killed.step) == (1, -signal.SIGKILL, 4)
-    assert (left.rank, left.exit_code, left.step) == (2, 5, 5)
+    assert known_of(killed) == loss_of(lossy, 1, -9, 4)
+    assert known_of(left) == loss_of(lossy, 2, 5, 5)
     for rank in (0, 3):
         own, ended, members = results[rank]
         assert own == rank
@@ -93,8 +100,9 @@ def test_when_nobody_is_left_the_last_loss_is_raised(lossy):
         time.sleep(0.5 * comm.rank)
         die()
 
-    with pytest.raises(fs.WorkerLost, match="rank 1 was killed by SIGKILL after step 0"):
+    with pytest.raises(fs.WorkerLost) as raised:
         go_on(program, 2, lossy)
+    assert known_of(raised.value) == loss_of(lossy, 1, -9, 0)
 
 
 def test_a_result_that_is_a_loss_is_a_result(lossy):
@@ -178,15 +186,15 @@ def test_a_lost_partner_is_an_error_that_a_program_may_catch(lossy):
             try:
                 call()
             except fs.WorkerLost as lost:
-                seen.append((lost.rank, lost.exit_code, str(lost)))
+                seen.append((lost.rank, lost.exit_code, lost.step, str(lost)))
         return seen, comm.broadcast(torch.tensor([comm.rank]), 2).item()
 
-    expected = [(1, -9, "rank 1 was killed by SIGKILL after step 0")] * 4, 2
+    expected = [loss_of(lossy, 1, -9, 0)] * 4, 2
     assert survivors_of(go_on(program, 3, lossy)) == {0: expected, 2: expected}
 
 
 def test_an_error_about_a_lost_partner_that_nobody_catches_stops_the_run(lossy):
-    with pytest.raises(fs.WorkerLost, match="rank 1 was killed by SIGKILL"):
+    with pytest.raises(fs.WorkerLost, match="rank 1 .* after step 0"):
         go_on(lambda comm: die() if comm.rank == 1 else comm.broadcast(torch.zeros(1), 1), 3, lossy)
 
 
@@ -442,7 +450,7 @@ def test_training_goes_on_without_the_lost(lossy, strategy, seed, tmp_path):
     )
 
     assert {loss["rank"]: loss["step"] for loss in result.lost} == steps
-    assert all(loss["exit_code"] == -signal.SIGKILL for loss in result.lost)
+    assert all(loss["exit_code"] == loss_of(lossy, 0, -9, 0)[1] for loss in result.lost)
     assert all(0 < loss["seconds"] < result.metrics["wall_seconds"] for loss in result.lost)
     assert (result.metrics["workers"], result.metrics["lost"]) == (4, len(victims))
     assert len(result.replicas) == 4 - len(victims)
