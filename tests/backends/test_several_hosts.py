@@ -17,12 +17,12 @@ from tests.namespaces import Host, Hosts, Started
 import flockstep as fs
 
 WHY_NOT = namespaces.why_not()
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)), pytest.mark.timeout(400)]
 
 SCRIPT = str(Path(namespaces.__file__).with_name("on_every_host.py"))
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 RUN = ("-m", "flockstep", "run", "digits-mlp", "--backend", "torchrun", "--epochs", "3", "--json")
-START_SECONDS = 90.0  # for torch to be loaded by many processes on few cores
+START_SECONDS = 180.0  # for torch to be loaded by many processes on few cores
 NOTICE_SECONDS = 8.0  # for all to hear that a host is gone
 
 
