@@ -65,6 +65,7 @@ class LocalComm(Comm):
         self._group = group
         self._began = began
         self._seq = 0
+        self._everyone = range(self.size)
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
         self._outbox: dict[int, tuple[int, int]] = {}
         self._cores = os.cpu_count() or 1
@@ -194,17 +195,18 @@ class LocalComm(Comm):
             own is not None,
         )
         row[SEQ] = self._seq  # last: it says that the rest of the row is there
-        if self._all_came(self._table, self._seq):
+        table, seq = self._table, self._seq
+        if table[:, SEQ].min() >= seq or self._rest_came(table, seq):
             self._seat.ring(self._group.ranks)
         return own is not None
 
     def _await_all(self, call: str) -> Sequence[int]:
         """Wait until all members have come, and see that they came for the same. Return who came: all, or the rest."""
         table, seq = self._table, self._seq
-        self._seat.wait(lambda: self._all_came(table, seq), call)
+        self._seat.wait(lambda: bool(table[:, SEQ].min() >= seq) or self._rest_came(table, seq), call)
         came = self._who_came(table, seq)
         agreed = ELEMENTS if call == "all_gather" else OFFSET  # all_gather takes tensors of different sizes
-        calls = table[:, OP:agreed] if len(came) == self.size else table[came, OP:agreed]
+        calls = table[:, OP:agreed] if came is self._everyone else table[came, OP:agreed]
         if (calls != calls[0]).any():
             rank = came[int((calls != calls[0]).any(axis=1).argmax())]
             first, other = self._described(came[0]), self._described(rank)
@@ -212,11 +214,12 @@ class LocalComm(Comm):
             raise MismatchError(f"rank {ranks[came[0]]} called {first}, rank {ranks[rank]} called {other}")
         return came
 
-    def _all_came(self, table: NDArray[np.int64], seq: int) -> bool:
-        return bool(table[:, SEQ].min() >= seq)
+    def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
+        """Whether those who have not come never will, and all others have."""
+        return False
 
     def _who_came(self, table: NDArray[np.int64], seq: int) -> Sequence[int]:
-        return range(self.size)
+        return self._everyone
 
     def _described(self, rank: int) -> str:
         _, op, arg, dtype, elements, *_ = map(int, self._table[rank])

@@ -104,8 +104,11 @@ class LocalShared(SharedTensor):
 
     def _has_turn(self) -> bool:
         """The turn of one who was lost before passing it belongs to the next: nobody needs to write that down."""
-        turn = int(self._turn[0])
-        return turn == self._rank or self._first_from(turn) == self._rank
+        turn = self._turn[0]
+        if turn == self._rank:
+            return True
+        is_lost = self._seat.board.missed[self._ranks[turn]]
+        return bool(is_lost) and self._first_from(int(turn)) == self._rank
 
     def _pass_turn(self) -> None:
         """To the next member that still takes turns; to nobody when all have retired."""
@@ -117,7 +120,8 @@ class LocalShared(SharedTensor):
     def _first_from(self, rank: int) -> int | None:
         """The first member from `rank` on, in a circle, that has neither retired nor been lost."""
         members, missed = len(self._ranks), self._seat.board.missed
-        for member in ((rank + distance) % members for distance in range(members)):
+        for distance in range(members):
+            member = (rank + distance) % members
             if not self._retired[member] and not missed[self._ranks[member]]:
                 return member
         return None

@@ -39,7 +39,7 @@ class SurvivingComm(LocalComm):
         missed: NDArray[np.int64] = self._seat.board.missed[self._worlds]
         return missed
 
-    def _all_came(self, table: NDArray[np.int64], seq: int) -> bool:
+    def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
         is_lost = self._missed() != 0  # first: the word of one who is lost, read after this, is its last
         return bool((is_lost | (table[:, SEQ] >= seq)).all())
 
@@ -50,11 +50,14 @@ class SurvivingComm(LocalComm):
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         self._enter("all_reduce", REDUCTIONS.index(op), tensor, stage=True)
         parts = [self._region(rank, tensor.dtype) for rank in self._await_all("all_reduce")]
-        total = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        # The worker's own part is the staged copy, so the sum may stand in its tensor at once.
+        is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+        total = tensor.view(-1) if is_plain else torch.empty(tensor.numel(), dtype=tensor.dtype)
         for low in range(0, tensor.numel(), CHUNK_ELEMENTS):
             chunk = slice(low, low + CHUNK_ELEMENTS)
             reduce_in_rank_order([part[chunk] for part in parts], op, out=total[chunk])
-        tensor.copy_(total.view(tensor.shape))
+        if not is_plain:
+            tensor.copy_(total.view(tensor.shape))
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         channel = self._group.channels[self.rank, peer]
