@@ -100,12 +100,12 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         if kept in used:
             request.getfixturevalue(kept)  # its processes belong to the session, not to the test
     before = _belongings()
-    yield
-    deadline = time.monotonic() + 2
-    while (after := _belongings()) != before and time.monotonic() < deadline:
-        time.sleep(0.02)
     if "ray" in used:
         del before["descriptors"]  # Ray opens connections to its workers when it likes, and keeps them
+    yield
+    deadline = time.monotonic() + 2
+    while any((after := _belongings())[what] != was for what, was in before.items()) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for what, was in before.items():
         now = after[what]
         if isinstance(was, set):

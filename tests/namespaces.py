@@ -44,6 +44,19 @@ def names() -> list[str]:
     return [line.split()[0] for line in run("ip", "netns", "list").splitlines()]
 
 
+def _pids(name: str) -> set[int]:
+    return {int(pid) for pid in run("ip", "netns", "pids", name).split()}
+
+
+def _kill_all(name: str) -> None:
+    while pids := _pids(name):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it went with its parent
+
+
 @dataclass
 class Started:
     """A process on a host. It writes into files, so that nobody must read for it to go on."""
@@ -85,18 +98,13 @@ class Host:
 
     def pids(self) -> set[int]:
         """All processes on this host, whoever started them."""
-        return {int(pid) for pid in run("ip", "netns", "pids", self.name).split()}
+        return _pids(self.name)
 
     def kill(self) -> None:
         """As if the power had failed: every process at once, with no chance to say anything."""
         for started in self.started:
             started.process.kill()
-        while pids := self.pids():
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass  # it went with its parent
+        _kill_all(self.name)
         for started in self.started:
             started.process.wait()
 
@@ -168,8 +176,9 @@ class Hosts:
 
 
 def _remove_forgotten() -> None:
-    """Namespaces outlive a process that is killed: those of test runs that are gone are removed by the next."""
+    """Namespaces, and what runs there, outlive a test run that is killed: the next one removes them."""
     for name in names():
         pid = re.match(rf"{PREFIX}-(\d+)-", name)
         if pid and not Path("/proc", pid[1]).exists():
+            _kill_all(name)
             run("ip", "netns", "del", name)

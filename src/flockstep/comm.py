@@ -72,8 +72,7 @@ class Comm(ABC):
         averages_integers = op == "mean" and not tensor.dtype.is_floating_point
         require(not averages_integers, "op", "be 'sum', 'max' or 'min' for integers", op)
         if self.size > 1:
-            sent = costs.all_reduce_bytes(self.size, self.rank, tensor.numel(), tensor.element_size())
-            self.meter.count(sent)
+            self.meter.count(costs.all_reduce_bytes(self.size, self.rank, tensor.numel(), tensor.element_size()))
             self._all_reduce(tensor.detach(), op)
         return tensor
 
@@ -147,8 +146,7 @@ class Comm(ABC):
     @contextmanager
     def unmetered(self) -> Iterator[None]:
         """Calls inside cost nothing and count for nothing: for setting up, never for what a method does."""
-        before = self.meter.paused
-        self.meter.paused = True
+        before, self.meter.paused = self.meter.paused, True
         try:
             yield
         finally:
@@ -237,8 +235,7 @@ class SharedTensor(ABC):
         """Move the value by `weight` of the way towards `tensor`; return the value it had. One round trip."""
         self._check(tensor)
         require_number("weight", weight)
-        if not self.dtype.is_floating_point:
-            raise MismatchError(f"shared tensor {self.name!r} cannot be blended: it is {self.dtype}")
+        require(self.dtype.is_floating_point, "dtype", "be a floating-point one to blend", self.dtype)
         self.meter.count(2 * tensor.nbytes)
         return self._blend(tensor.detach(), weight)
 
@@ -264,10 +261,8 @@ class SharedTensor(ABC):
 
     def _check(self, tensor: Tensor) -> None:
         if tensor.shape != self.shape or tensor.dtype != self.dtype:
-            raise MismatchError(
-                f"shared tensor {self.name!r} is {self.dtype} of shape {tuple(self.shape)} "
-                f"(got {tensor.dtype} of shape {tuple(tensor.shape)})"
-            )
+            own, given = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (self, tensor))
+            raise MismatchError(f"shared tensor {self.name!r} is {own} (got {given})")
 
 
 def broadcast_from_first(comm: Comm, tensor: Tensor, roots: Sequence[int]) -> None:

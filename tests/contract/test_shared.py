@@ -193,7 +193,7 @@ def test_integers_are_added_whole_and_not_blended(launch):
                 refused.append(type(error).__name__)
         return shared.read().tolist(), refused
 
-    assert launch(program, 2) == [([0, 8, 16], ["InvalidField", "MismatchError"])] * 2
+    assert launch(program, 2) == [([0, 8, 16], ["InvalidField", "InvalidField"])] * 2
 
 
 def test_workers_must_agree_about_a_shared_tensor(launch):

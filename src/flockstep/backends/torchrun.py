@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -40,12 +40,12 @@ class World:
     hosts_store: bool  # where nobody else does: the variables were not set by torchrun but, say, by SLURM
     attempt: str
     interface: str | None
-    secret: str | None
+    secret: str | None = field(repr=False)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> World:
-        def number(name: str) -> int:
-            text = environment.get(name, "")
+        def number(name: str, default: str = "") -> int:
+            text = environment.get(name, default)
             require(text.isdigit(), name, "be set, as torchrun does: torchrun --nproc-per-node 4 SCRIPT", text or None)
             return int(text)
 
@@ -54,12 +54,12 @@ class World:
         return cls(
             rank,
             size,
-            int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            number("LOCAL_WORLD_SIZE", "1"),
             (environment.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT")),
             rank == 0 and not has_agent,
             environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
             environment.get("GLOO_SOCKET_IFNAME"),
-            environment.get("FLOCKSTEP_TOKEN"),
+            environment.get("FLOCKSTEP_TOKEN") or None,
         )
 
     @property

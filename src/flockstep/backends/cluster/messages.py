@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +38,7 @@ def is_letter(value: Any) -> bool:
 
 
 def is_exit_code(value: Any) -> bool:
-    return is_whole(value) and (0 <= value < 256 or -value in iter(signal.Signals))
+    return is_whole(value) and -128 < value < 256
 
 
 def is_object(value: Any) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -16,6 +17,7 @@ from flockstep.backends.cluster.wire import (
     ADD,
     BLEND,
     CREATE,
+    DONE,
     READ,
     REFUSED,
     TENSOR,
@@ -63,7 +65,7 @@ class Directory:
 
     addresses: tuple[tuple[str, int], ...]
     run: bytes
-    token: bytes
+    token: bytes = field(repr=False)
 
 
 class Peers:
@@ -163,10 +165,20 @@ class ShardedTensor(LockedByLine):
     def _all(self, kind: int, tensor: Tensor | None, *, number: float = 0.0, answers: Tensor | None = None) -> None:
         """Ask the homes of all parts, then take all their answers."""
         given = None if tensor is None else tensor.cpu().contiguous().view(-1)
-        asked = [part for part in self._parts if self._try(part, lambda part: self._ask(part, kind, given, number))]
+        # Where a home has several parts, one after the other: its answer may wait for us as our request waits for it.
+        waves: dict[int, list[_Part]] = {}
+        seen: Counter[int] = Counter()
+        for part in self._parts:
+            waves.setdefault(seen[part.home], []).append(part)
+            seen[part.home] += 1
+        for parts in waves.values():
+            self._wave(parts, kind, given, number, answers)
+
+    def _wave(self, parts: list[_Part], kind: int, given: Tensor | None, number: float, answers: Tensor | None) -> None:
+        asked = [part for part in parts if self._try(part, lambda part: self._ask(part, kind, given, number))]
         # All answers are taken before a part moves: at its new home it must not be given another part's.
         answered = [part for part in asked if self._try(part, lambda part: self._take(part, answers))]
-        for part in self._parts:
+        for part in parts:
             is_done = part in answered
             while not is_done:
                 is_done = self._try(part, lambda part: self._again(part, kind, given, number, answers))
@@ -201,6 +213,8 @@ class ShardedTensor(LockedByLine):
             raise ConnectionError(f"the home at rank {part.home} closed the connection")
         if header.kind == REFUSED:
             raise WireError(connection.payload(header).decode(errors="replace"))
+        if header.kind not in (TENSOR, DONE):
+            raise WireError(f"rank {part.home} answered for shared {self.name!r} with a frame of kind {header.kind}")
         if header.kind == TENSOR:
             if answers is None or header.shape != (part.elements,) or header.dtype != self.dtype:
                 raise WireError(f"rank {part.home} answered for shared {self.name!r} with {header.shape}")
