@@ -30,7 +30,11 @@ FORKING = BACKENDS_THAT_LOSE[:2]  # a worker is replaced in no time; Ray's must 
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(params=BACKENDS_THAT_LOSE)
+# Ray runs the calls of torchrun: what is tested on it, too, is what it does by itself, and training.
+everywhere = pytest.mark.parametrize("lossy", BACKENDS_THAT_LOSE, indirect=True)
+
+
+@pytest.fixture(params=FORKING)
 def lossy(request):
     return request.getfixturevalue(request.param)
 
@@ -62,6 +66,7 @@ def survivors_of(results):
 # --- what launch gives back -----------------------------------------------------------------------------------------
 
 
+@everywhere
 def test_the_place_of_a_lost_worker_says_who_how_when_and_where(lossy):
     def program(comm):
         for _ in range(3 + comm.rank):
@@ -95,6 +100,7 @@ def test_a_program_that_raises_stops_the_run_all_the_same(lossy):
         go_on(program, 3, lossy)
 
 
+@everywhere
 def test_when_nobody_is_left_the_last_loss_is_raised(lossy):
     def program(comm):
         time.sleep(0.5 * comm.rank)
@@ -163,6 +169,7 @@ def test_calls_are_those_of_the_survivors(lossy):
     }
 
 
+@everywhere
 def test_a_shared_tensor_starts_at_the_lowest_rank_that_is_there(lossy):
     def program(comm):
         if comm.rank < 2:
@@ -198,6 +205,7 @@ def test_an_error_about_a_lost_partner_that_nobody_catches_stops_the_run(lossy):
         go_on(lambda comm: die() if comm.rank == 1 else comm.broadcast(torch.zeros(1), 1), 3, lossy)
 
 
+@everywhere
 def test_a_lock_and_a_turn_pass_on_from_who_is_lost_with_them(lossy):
     def program(comm):
         value = comm.shared("value", torch.zeros(1))
@@ -277,7 +285,6 @@ CALLS = {
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("lossy", FORKING, indirect=True)
 def test_who_dies_at_any_line_of_a_call_took_part_for_all_or_for_nobody(lossy, call, seed):
     """Five workers die one after the other, each inside a call, while three see it through. One of these stalls inside
     each call, until the others are through and the death is known: it must not come to another result.
@@ -306,7 +313,6 @@ def test_who_dies_at_any_line_of_a_call_took_part_for_all_or_for_nobody(lossy, c
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("lossy", FORKING, indirect=True)
 def test_who_dies_at_any_line_of_a_turn_holds_up_nobody(lossy, seed):
     draw = random.Random(seed)
     lines = [draw.randint(1, 60) for _ in range(3)]
@@ -502,6 +508,7 @@ def move(backend, strategy, workers, steps, deaths):
     return survivors_of(go_on(program, workers, backend))
 
 
+@everywhere
 def test_the_mean_is_that_of_the_survivors(lossy):
     results = move(lossy, fs.LocalSGD(period=2), 4, 2, {1: ("before_step", 1)})
     assert results == {rank: (pytest.approx(50 / 3, rel=1e-15),) * 2 for rank in (0, 2, 3)}
