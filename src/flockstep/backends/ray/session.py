@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, ModuleType
 
 LOOPBACK = "127.0.0.1"
+LONGEST_FOLDER = 20
 # One machine takes as many workers as are asked for, as local processes do: Ray is not to count its cores.
 ROOM = 10_000
 
@@ -63,7 +64,9 @@ class Session:
         self._stack.close()
 
     def _start(self, stack: ExitStack) -> None:
-        folder = tempfile.mkdtemp(prefix="flockstep-ray-")
+        # The paths of Ray's sockets must be short, so a long TMPDIR is no place for them.
+        is_short = len(tempfile.gettempdir()) <= LONGEST_FOLDER
+        folder = tempfile.mkdtemp(prefix="flockstep-ray-", dir=None if is_short else "/tmp")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         os.environ.update(_settings())
         import ray
