@@ -51,7 +51,10 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
             "unknown strategy 'sync_sdg'; known: ea_wild, easgd, independent, ",
         ),
         (["run", "digits", "sync_sgd"], "unknown task 'digits'; known: digits-mlp"),
-        (["run", "digits-mlp", "sync_sgd", "--backend", "moon"], "unknown backend 'moon'; known: local, ray, sim, torchrun"),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--backend", "moon"],
+            "unknown backend 'moon'; known: local, ray, sim, torchrun",
+        ),
         (["run", "digits-mlp", "sync_sgd", "--network", "moon"], "unknown network 'moon'; known: ideal"),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "moon"],
