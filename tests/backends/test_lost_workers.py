@@ -27,7 +27,7 @@ import flockstep as fs
 BACKENDS_THAT_LOSE = ["local", "torchrun", "ray"]
 FORKING = BACKENDS_THAT_LOSE[:2]  # a worker is replaced in no time; Ray's must load torch first
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(150)
 
 
 # Ray runs the calls of torchrun: what is tested on it, too, is what it does by itself, and training.
