@@ -380,3 +380,18 @@ def test_a_thousand_workers_fail_together_quickly():
     with pytest.raises(ValueError, match="rank 500"):
         fs.launch(program, 1000)
     assert time.monotonic() - program.at < SOON
+
+
+def test_workers_interrupted_on_their_way_out_leave_quietly(monkeypatch):
+    # An exception that escapes from a thread is a warning, and warnings are errors here.
+    monkeypatch.setattr("flockstep.backends.sim.backend.LOOK_SECONDS", 1e-4)
+
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 50:
+            raise ValueError("one of a hundred")
+        comm.barrier()
+
+    for _ in range(30):
+        with pytest.raises(ValueError, match="rank 50"):
+            fs.launch(program, 100)

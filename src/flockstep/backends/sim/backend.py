@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +105,15 @@ class _Simulation:
         return self._results
 
     def _work(self, slot: Slot) -> None:
-        """The body of a worker's thread."""
+        """The body of a worker's thread. An interruption may arrive anywhere in it, on the way out too."""
+        with suppress(Cancelled):
+            self._run_program(slot)
+        while slot.is_interruptible:
+            with suppress(Cancelled), self._scheduler.mutex:
+                slot.is_interruptible = False
+                _interrupt(slot, None)  # takes back one that was sent and has not arrived
+
+    def _run_program(self, slot: Slot) -> None:
         scheduler, comm = self._scheduler, self._comms[slot.rank]
         error: BaseException | None = None
         try:
@@ -121,10 +130,16 @@ class _Simulation:
         """See every thread off. One that is deep in its own computing is interrupted, then left behind."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         for slot in self._scheduler.slots:
-            thread = slot.thread
-            while thread is not None and thread.is_alive() and time.monotonic() < deadline:
-                thread.join(LOOK_SECONDS)
-                if thread.is_alive() and thread.ident is not None:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(thread.ident), ctypes.py_object(Cancelled)
-                    )
+            while slot.thread is not None and slot.thread.is_alive() and time.monotonic() < deadline:
+                slot.thread.join(LOOK_SECONDS)
+                with self._scheduler.mutex:  # so that nobody is interrupted while waking the others
+                    if slot.is_interruptible:
+                        _interrupt(slot, Cancelled)
+
+
+def _interrupt(slot: Slot, error: type[BaseException] | None) -> None:
+    """Have `error` raised in the worker's thread, wherever it is; None: no more."""
+    assert slot.thread is not None and slot.thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(slot.thread.ident), ctypes.py_object(error) if error else None
+    )

@@ -48,6 +48,7 @@ class Slot:
     call: str = "start"
     gate: threading.Lock = field(default_factory=threading.Lock)
     thread: threading.Thread | None = None
+    is_interruptible: bool = True  # False once the thread is on its way out
 
     def __post_init__(self) -> None:
         self.gate.acquire()
