@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import sklearn.datasets  # noqa: F401  these two set environment variables when 
 import torch
 import torch._dynamo
 from tests.core_only import CoreOnly
-from tests.ray_fixture import is_of_ray, kept_ray
+from tests.ray_fixture import kept_ray
 from tests.torchrun_session import RANKS, TorchrunSession
 
 import flockstep as fs
@@ -78,11 +79,32 @@ def backend(request: pytest.FixtureRequest) -> fs.Backend:
     return fs.Simulator() if request.param == "sim" else request.getfixturevalue(request.param)
 
 
+def _descendants(ancestor: int) -> set[int]:
+    """All processes below `ancestor` but those of Ray, which replaces workers that are killed when it likes.
+
+    One look at every process of the machine: psutil takes one for each, a third of a second a test beside Ray.
+    """
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            head, _, rest = stat.read_text(errors="replace").rpartition(")")
+            pid, _, name = head.partition(" (")
+            if "raylet" not in name:
+                children.setdefault(int(rest.split()[1]), []).append(int(pid))
+    found: set[int] = set()
+    ask = [ancestor]
+    while ask:
+        new = children.get(ask.pop(), [])
+        found.update(new)
+        ask += new
+    return found
+
+
 def _belongings() -> dict[str, Any]:
     """What a test could leave behind: threads, processes, shared memory, open files and sockets, temporary files."""
     return {
         "threads": set(threading.enumerate()),
-        "processes": {child.pid for child in psutil.Process().children(recursive=True) if not is_of_ray(child)},
+        "processes": _descendants(os.getpid()),
         # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
         "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},
         "descriptors": psutil.Process().num_fds(),

@@ -127,7 +127,7 @@ class _Simulation:
         scheduler.end(slot, error)
 
     def _join(self) -> None:
-        """See every thread off. One that is deep in its own computing is interrupted, then left behind."""
+        """See every thread off. One that was deep in its own computing is interrupted, then left behind."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         for slot in self._scheduler.slots:
             while slot.thread is not None and slot.thread.is_alive() and time.monotonic() < deadline:

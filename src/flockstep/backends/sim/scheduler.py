@@ -48,7 +48,7 @@ class Slot:
     call: str = "start"
     gate: threading.Lock = field(default_factory=threading.Lock)
     thread: threading.Thread | None = None
-    is_interruptible: bool = True  # False once the thread is on its way out
+    is_interruptible: bool = True  # False when the thread is on its way out by itself
 
     def __post_init__(self) -> None:
         self.gate.acquire()
@@ -116,6 +116,7 @@ class Scheduler:
     def end(self, slot: Slot, error: BaseException | None) -> None:
         """The worker's program has returned or raised."""
         with self.mutex:
+            slot.is_interruptible = False
             if error is not None and not isinstance(error, Cancelled):
                 self.fail(error)
             self._running.discard(slot)
@@ -147,6 +148,7 @@ class Scheduler:
             self._ordered.clear()
             for slot in self.slots:
                 if slot.state in ("ready", "ordered", "waiting"):
+                    slot.is_interruptible = False
                     self._run(slot)
 
     def start(self) -> None:
