@@ -1,26 +1,47 @@
-"""The command line, run as a user runs it."""
+"""The command line."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
 import flockstep as fs
-from flockstep.cli import make_strategy
+from flockstep.cli import main, make_strategy
 
 
-def flockstep(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def flockstep(monkeypatch, capfd):
+    """The command in this process, which has torch loaded; `module` starts one of its own."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr("sys.argv", ["flockstep", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(ended.value.code, *capfd.readouterr())
+
+    return run
+
+
+def module(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd
     )
 
 
 @pytest.mark.parametrize("place", [["--workers", "8"], ["--backend", "local", "--workers", "2"]])
-def test_run_prints_one_json_object_and_nothing_else(place):
-    done = flockstep("run", "digits-mlp", "local_sgd", *place, "--set", "period=8", "--epochs", "2", "--json")
+def test_run_as_a_module_prints_one_json_object_and_nothing_else(place):
+    done = module("run", "digits-mlp", "local_sgd", *place, "--set", "period=8", "--epochs", "2", "--json")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["fields"]["period"] == 8
@@ -29,7 +50,7 @@ def test_run_prints_one_json_object_and_nothing_else(place):
     assert done.stderr == ""
 
 
-def test_run_prints_a_table_and_saves_the_result(tmp_path):
+def test_run_prints_a_table_and_saves_the_result(flockstep, tmp_path):
     done = flockstep("run", "digits-mlp", "sync_sgd", "--epochs", "1", "--out", str(tmp_path / "r"))
     assert done.returncode == 0, done.stderr
     assert "test_accuracy" in done.stdout
@@ -38,7 +59,7 @@ def test_run_prints_a_table_and_saves_the_result(tmp_path):
 
 def test_a_task_in_the_current_folder_is_found(tmp_path):
     (tmp_path / "here.py").write_text("from flockstep.tasks import TASKS\nmine = TASKS['digits-mlp']\n")
-    done = flockstep("run", "here:mine", "independent", "--epochs", "1", "--workers", "2", "--json", cwd=tmp_path)
+    done = module("run", "here:mine", "independent", "--epochs", "1", "--workers", "2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["task"] == "here:mine"
 
@@ -71,7 +92,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         (["list", "strategy"], "unknown list 'strategy'; known: assignments, backends"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr(arguments, message):
+def test_bad_input_is_one_line_on_stderr(flockstep, arguments, message):
     done = flockstep(*arguments)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -79,7 +100,7 @@ def test_bad_input_is_one_line_on_stderr(arguments, message):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_list_names_everything():
+def test_list_names_everything(flockstep):
     listed = json.loads(flockstep("list", "--json").stdout)
     assert set(listed) == {"strategies", "tasks", "assignments", "backends", "networks"}
     assert {usage.split()[0] for usage in listed["strategies"]} == {
@@ -88,11 +109,11 @@ def test_list_names_everything():
     assert "local_sgd" in flockstep("list", "strategies").stdout
 
 
-def test_help_shows_examples():
+def test_help_shows_examples(flockstep):
     assert "flockstep run digits-mlp local_sgd --workers 8 --set period=8" in flockstep("run", "--help").stdout
 
 
-def test_demo_compares_all_strategies_on_both_backends():
+def test_demo_compares_all_strategies_on_both_backends(flockstep):
     done = flockstep("demo", "--epochs", "1", "--json")
     assert done.returncode == 0, done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections import defaultdict, deque
 from random import Random
 from typing import Any
@@ -854,6 +855,32 @@ def test_nothing_is_a_deadlock_while_somebody_runs():
         releasing.join()
         assert served.coordinator.failure is None
         lines[1].close()
+
+
+def test_the_last_words_of_a_worker_whose_process_is_gone_count():
+    with serving() as served:
+        served.renew(2)
+        lines = [served.line(rank) for rank in range(2)]
+        served.coordinator.declare_gone(0)
+        assert served.coordinator.lost == {}
+        lines[0].tell("steps", steps=7)
+        lines[0].close()
+        assert lines[1].await_loss((0,), 5.0).step == 7
+        lines[1].close()
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_worker_whose_process_is_gone_and_says_nothing_is_lost(is_connected):
+    with serving() as served:
+        served.renew(2)
+        lines = [served.line(rank) for rank in range(1 - is_connected, 2)]
+        served.coordinator.declare_gone(0)
+        while is_connected and not served.coordinator.lost:
+            served.coordinator.tick()
+            time.sleep(0.01)
+        assert served.coordinator.lost.keys() == {0}
+        for line in lines:
+            line.close()
 
 
 def test_the_last_loss_is_the_failure():

@@ -38,7 +38,8 @@ class Seat:
     waits_in: str = ""
     late_for: tuple[str, int] | None = None  # the call in which it waits without having asked
     passed: dict[str, int] = field(default_factory=dict)  # by group, the last call that it went through without asking
-    hung_up_at: float = 0.0
+    is_gone: bool = False  # its process has ended; its line, with what it said last, ends soon
+    gone_at: float = 0.0  # since when the line or the process has ended
 
 
 class Coordinator:
@@ -80,6 +81,14 @@ class Coordinator:
             for seat in self._seats:
                 self._say(seat, {"stop": True})
 
+    def declare_gone(self, rank: int) -> None:
+        """The process of `rank` has ended without a result; what it said last may still be on its line."""
+        with self._guard:
+            seat = self._seats[rank]
+            seat.is_gone, seat.gone_at = True, time.monotonic()
+            if seat.connection is None:
+                self.declare_lost(rank)
+
     def declare_lost(self, rank: int, exit_code: int | None = None, step: int | None = None) -> None:
         """The process of `rank` has ended without a result."""
         with self._guard:
@@ -102,10 +111,11 @@ class Coordinator:
             self._dismiss()
 
     def tick(self) -> None:
-        """Call now and then: workers whose lines ended some time ago are lost."""
+        """Call now and then: workers whose line or process ended some time ago are lost."""
         with self._guard:
             for rank, seat in enumerate(self._seats):
-                if seat.state == HUNG_UP and time.monotonic() - seat.hung_up_at > GRACE_SECONDS:
+                has_ended = seat.is_gone or seat.state == HUNG_UP
+                if has_ended and time.monotonic() - seat.gone_at > GRACE_SECONDS:
                     self.declare_lost(rank)
 
     # --- for the workers --------------------------------------------------------------------------------------
@@ -130,8 +140,10 @@ class Coordinator:
         finally:
             with self._guard:
                 seat.connection = None
-                if seat.state not in (ENDED, LOST):
-                    seat.state, seat.hung_up_at = HUNG_UP, time.monotonic()
+                if seat.is_gone:
+                    self.declare_lost(rank)
+                elif seat.state not in (ENDED, LOST):
+                    seat.state, seat.gone_at = HUNG_UP, time.monotonic()
 
     def _handle(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
         require_form(said, FROM_WORKERS)

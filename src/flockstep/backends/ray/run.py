@@ -77,7 +77,7 @@ class Run:
 
     def wait(self, watch: Watcher | None) -> list[Any]:
         """Watch until all workers have ended; raise the first failure."""
-        while self._ranks:
+        while self._ranks or not self._coordinator.is_over:
             self._listen(LOOK_SECONDS)
             self._coordinator.tick()
             if self._coordinator.failure is not None:
@@ -106,7 +106,7 @@ class Run:
             parcel = ray.get(reference)
         except RayActorError:
             self._crew.lose(rank)
-            self._coordinator.declare_lost(rank)
+            self._coordinator.declare_gone(rank)
             return
         if parcel is None:
             return

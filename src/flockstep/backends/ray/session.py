@@ -83,9 +83,15 @@ class Session:
                 logging_level=logging.CRITICAL,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
-                # Objects that nobody holds any more are freed at once, and their memory, whose pages are there, is
-                # used again: fresh pages cost many times the copy into them.
-                _system_config={"free_objects_period_milliseconds": 0, "prestart_worker_first_driver": False},
+                _system_config={
+                    # Objects that nobody holds any more are freed at once, and their memory, whose pages are there,
+                    # is used again: fresh pages cost many times the copy into them.
+                    "free_objects_period_milliseconds": 0,
+                    "prestart_worker_first_driver": False,
+                    # Ray lets its workers give way to everybody else (nice 15): beside two busy processes they
+                    # hardly run at all, and take minutes to start.
+                    "worker_niceness": 0,
+                },
             )
 
     def _join(self, stack: ExitStack, address: str | None) -> None:
