@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import torch
 
@@ -43,7 +44,9 @@ def without_home(comm: fs.Comm) -> str:
     if comm.rank == 0:
         ray.kill(next(part._actor for part in shared._parts if isinstance(part, DistantPart)))
         try:
-            shared.read()
+            for _ in range(100):  # it dies when Ray comes to it
+                shared.read()
+                time.sleep(0.05)
         except fs.WorkerLost as error:
             return str(error)
     return ""
