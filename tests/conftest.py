@@ -85,12 +85,11 @@ def _descendants(ancestor: int) -> set[int]:
     One look at every process of the machine: psutil takes one for each, a third of a second a test beside Ray.
     """
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            head, _, rest = stat.read_text(errors="replace").rpartition(")")
-            pid, _, name = head.partition(" (")
-            if "raylet" not in name:
-                children.setdefault(int(rest.split()[1]), []).append(int(pid))
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  twice before and after each test
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
+            name, _, rest = stat.read().rpartition(b")")
+            if b"raylet" not in name:
+                children.setdefault(int(rest.split(None, 2)[1]), []).append(int(pid))
     found: set[int] = set()
     ask = [ancestor]
     while ask:

@@ -440,25 +440,25 @@ STRATEGIES = [
 
 
 @everywhere
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_training_goes_on_without_the_lost(lossy, strategy, seed, tmp_path):
-    """One is killed with an even seed, rank 0 and another with an odd one: 21 kills at random steps on each backend."""
+    """Three of six are killed, rank 0 among them: 21 kills at random steps on each backend."""
     draw = random.Random(f"{strategy} {seed}")
-    victims = [draw.randrange(4)] if seed % 2 == 0 else [0, draw.randrange(1, 4)]
+    victims = [0, *draw.sample(range(1, 6), 2)]
     deaths = {rank: (draw.choice(MOMENTS), draw.randint(1, 17)) for rank in victims}
     # A step counts from the moment when its gradients are there.
     steps = {rank: step + (moment == "on_gradients") for rank, (moment, step) in deaths.items()}
 
     result = fs.run(
-        "digits-mlp", Dying(strategy, deaths), 4, lossy, epochs=2, batch_size=40, seed=seed, on_failure="continue"
+        "digits-mlp", Dying(strategy, deaths), 6, lossy, epochs=2, batch_size=27, seed=seed, on_failure="continue"
     )
 
     assert {loss["rank"]: loss["step"] for loss in result.lost} == steps
     assert all(loss["exit_code"] == loss_of(lossy, 0, -9, 0)[1] for loss in result.lost)
     assert all(0 < loss["seconds"] < result.metrics["wall_seconds"] for loss in result.lost)
-    assert (result.metrics["workers"], result.metrics["lost"]) == (4, len(victims))
-    assert len(result.replicas) == 4 - len(victims)
+    assert (result.metrics["workers"], result.metrics["lost"]) == (6, 3)
+    assert len(result.replicas) == 3
     assert result.metrics["steps"] == 18
     assert [row["step"] for row in result.history] == [9, 18]
     assert result.metrics["test_accuracy"] > 0.3

@@ -66,7 +66,7 @@ def random_program(seed: int):
     return program
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_all_backends_agree(local, torchrun, ray, seed):
     program = random_program(seed)
     expected = fs.launch(program, WORKERS, fs.Simulator(lanes=1))
