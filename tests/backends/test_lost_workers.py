@@ -439,19 +439,18 @@ STRATEGIES = [
 ]
 
 
-@everywhere
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize(("lossy", "seed"), [*product(FORKING, range(4)), ("ray", 0)], indirect=["lossy"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_training_goes_on_without_the_lost(lossy, strategy, seed, tmp_path):
-    """Three of six are killed, rank 0 among them: 21 kills at random steps on each backend."""
+    """Three of six are killed at random steps, rank 0 among them with an even seed: 21 kills a seed."""
     draw = random.Random(f"{strategy} {seed}")
-    victims = [0, *draw.sample(range(1, 6), 2)]
+    victims = [0, *draw.sample(range(1, 6), 2)] if seed % 2 == 0 else draw.sample(range(1, 6), 3)
     deaths = {rank: (draw.choice(MOMENTS), draw.randint(1, 17)) for rank in victims}
     # A step counts from the moment when its gradients are there.
     steps = {rank: step + (moment == "on_gradients") for rank, (moment, step) in deaths.items()}
 
     result = fs.run(
-        "digits-mlp", Dying(strategy, deaths), 6, lossy, epochs=2, batch_size=27, seed=seed, on_failure="continue"
+        "digits-mlp", Dying(strategy, deaths), 6, lossy, epochs=4, batch_size=27, seed=seed, on_failure="continue"
     )
 
     assert {loss["rank"]: loss["step"] for loss in result.lost} == steps
@@ -459,9 +458,9 @@ def test_training_goes_on_without_the_lost(lossy, strategy, seed, tmp_path):
     assert all(0 < loss["seconds"] < result.metrics["wall_seconds"] for loss in result.lost)
     assert (result.metrics["workers"], result.metrics["lost"]) == (6, 3)
     assert len(result.replicas) == 3
-    assert result.metrics["steps"] == 18
-    assert [row["step"] for row in result.history] == [9, 18]
-    assert result.metrics["test_accuracy"] > 0.3
+    assert result.metrics["steps"] == 36
+    assert [row["step"] for row in result.history] == [9, 18, 27, 36]
+    assert result.metrics["test_accuracy"] > 0.5
     assert all(math.isfinite(result.metrics[name]) for name in result.metrics)
     assert fs.load_result(result.save(tmp_path)).lost == result.lost
 

@@ -183,6 +183,11 @@ def test_workers_are_kept(ray):
     assert again == first[:3]
 
 
+def test_workers_have_the_priority_of_their_launcher(ray):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert fs.launch(lambda comm: os.getpriority(os.PRIO_PROCESS, 0), 2, ray) == [own] * 2
+
+
 def test_a_worker_that_was_killed_is_replaced(ray):
     def program(comm):
         if comm.rank == 1:

@@ -88,7 +88,7 @@ class Session:
                     # is used again: fresh pages cost many times the copy into them.
                     "free_objects_period_milliseconds": 0,
                     "prestart_worker_first_driver": False,
-                    # Ray lets its workers give way to everybody else (nice 15): beside two busy processes they
+                    # Ray lets its workers give way to everybody else (nice 15): beside a few busy processes they
                     # hardly run at all, and take minutes to start.
                     "worker_niceness": 0,
                 },
