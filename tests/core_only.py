@@ -20,8 +20,8 @@ class CoreComm(Comm):
     def split(self, color: int) -> CoreComm:
         return CoreComm(self._inner.split(color))
 
-    def shared(self, name: str, like: Tensor) -> SharedTensor:
-        return self._inner.shared(name, like)
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
+        return self._inner.shared(name, like, home)
 
     def now(self) -> float:
         return self._inner.now()

@@ -8,7 +8,7 @@ Rules that hold on every backend:
 - `all_reduce`, `broadcast` and `recv` change their tensor in place and return it; it may be of any strides.
 - Collectives, `split` and `shared` are called by all members of the comm, in the same order, with tensors of the
   same dtype and number of elements (`all_gather` takes different lengths).
-- `send` may return before the peer receives, or wait for it: rely on neither.
+- One message may be on its way from a worker to another: `send` waits at most until the one before has been taken.
 - Sums run in rank order, half-precision ones in float32, so equal inputs give equal bits on every backend.
 
 Where the run goes on without workers that are lost (`on_failure="continue"`), ranks and `size` stay as they were, and:
@@ -22,33 +22,17 @@ Where the run goes on without workers that are lost (`on_failure="continue"`), r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flockstep.errors import MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number
+from flockstep.meter import Meter
 from flockstep.network import costs
-
-REDUCTIONS = ("sum", "mean", "max", "min")
-HALF = (torch.float16, torch.bfloat16)
-
-
-@dataclass
-class Meter:
-    """What one worker has put on the wire. `exchanges` counts calls that moved a tensor."""
-
-    bytes_sent: int = 0
-    exchanges: int = 0
-    paused: bool = False
-
-    def count(self, nbytes: int) -> None:
-        if not self.paused:
-            self.bytes_sent += nbytes
-            self.exchanges += 1
+from flockstep.reduction import REDUCTIONS, reduce_in_rank_order
 
 
 class Comm(ABC):
@@ -123,9 +107,19 @@ class Comm(ABC):
     def split(self, color: int) -> Comm:
         """A comm of the members that passed the same `color`, ranked as they are here."""
 
+    def shared(self, name: str, like: Tensor, home: int | None = None) -> SharedTensor:
+        """The shared tensor `name` of this comm, with the shape, dtype and first value of rank 0's `like`.
+
+        By default it lives at nobody's: every access travels. It costs nothing to the worker `home`, if it lives there.
+        """
+        if home is not None:
+            self._require_rank("home", home)
+        shared = self._shared(name, like, home)
+        shared.is_home = home == self.rank
+        return shared
+
     @abstractmethod
-    def shared(self, name: str, like: Tensor) -> SharedTensor:
-        """The shared tensor `name` of this comm, with the shape, dtype and first value of rank 0's `like`."""
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor: ...
 
     @abstractmethod
     def now(self) -> float:
@@ -151,6 +145,14 @@ class Comm(ABC):
             yield
         finally:
             self.meter.paused = before
+
+    @contextmanager
+    def in_background(self) -> Iterator[Callable[[], None]]:
+        """Collectives and messages inside travel while this worker computes; what it gives waits for their end.
+
+        In the simulator the worker's clock stands still inside. Where time passes by itself, all is done inside.
+        """
+        yield lambda: None
 
     # --- what a backend moves ---------------------------------------------------------------------------------
 
@@ -205,20 +207,21 @@ class SharedTensor(ABC):
     shape: torch.Size
     dtype: torch.dtype
     meter: Meter
+    is_home = False  # whether it lives at this worker, which then has it for nothing
 
     def read(self, out: Tensor | None = None) -> Tensor:
         """The value now, written into `out` or into a new tensor."""
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype)
         self._check(out)
-        self.meter.count(out.nbytes)
+        self._count(out.nbytes)
         self._read(out.detach())
         return out
 
     def write(self, tensor: Tensor) -> None:
         """Replace the value."""
         self._check(tensor)
-        self.meter.count(tensor.nbytes)
+        self._count(tensor.nbytes)
         self._write(tensor.detach())
 
     def add(self, tensor: Tensor, scale: float = 1) -> None:
@@ -228,7 +231,7 @@ class SharedTensor(ABC):
         if not self.dtype.is_floating_point:
             require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
             scale = int(scale)
-        self.meter.count(tensor.nbytes)
+        self._count(tensor.nbytes)
         self._add(tensor.detach(), scale)
 
     def blend(self, tensor: Tensor, weight: float) -> Tensor:
@@ -236,8 +239,19 @@ class SharedTensor(ABC):
         self._check(tensor)
         require_number("weight", weight)
         require(self.dtype.is_floating_point, "dtype", "be a floating-point one to blend", self.dtype)
-        self.meter.count(2 * tensor.nbytes)
+        self._count(2 * tensor.nbytes)
         return self._blend(tensor.detach(), weight)
+
+    def wait_until(self, holds: Callable[[Tensor], bool]) -> Tensor:
+        """Sleep until `holds(value)`, then return that value. It is looked at again whenever the value has changed."""
+        value = torch.empty(self.shape, dtype=self.dtype)
+        self._count(value.nbytes)
+        self._wait_until(holds, value)
+        return value
+
+    def pages(self) -> Tensor | None:
+        """The memory of the value itself, where this worker can reach it; what is done to it is seen by all."""
+        return None
 
     @abstractmethod
     def lock(self, in_turn: bool = False) -> AbstractContextManager[None]:
@@ -259,6 +273,13 @@ class SharedTensor(ABC):
     @abstractmethod
     def _blend(self, tensor: Tensor, weight: float) -> Tensor: ...
 
+    @abstractmethod
+    def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None: ...
+
+    def _count(self, nbytes: int) -> None:
+        if not self.is_home:
+            self.meter.count(nbytes)
+
     def _check(self, tensor: Tensor) -> None:
         if tensor.shape != self.shape or tensor.dtype != self.dtype:
             own, given = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (self, tensor))
@@ -277,24 +298,3 @@ def broadcast_from_first(comm: Comm, tensor: Tensor, roots: Sequence[int]) -> No
 def signature(tensor: Tensor) -> str:
     """What members of a collective must agree about."""
     return f"{tensor.numel()} × {tensor.dtype}"
-
-
-def reduce_in_rank_order(parts: Sequence[Tensor], op: str, out: Tensor) -> None:
-    """Write the reduction of `parts` into `out`, which may be the first of them but no other.
-
-    The order of the additions is fixed, so that backends agree bit for bit. Half-precision parts are added in
-    float32 and rounded once.
-    """
-    is_half = out.dtype in HALF
-    total = parts[0].float() if is_half else out if out is parts[0] else out.copy_(parts[0])
-    for part in parts[1:]:
-        if op == "max":
-            torch.maximum(total, part.to(total.dtype), out=total)
-        elif op == "min":
-            torch.minimum(total, part.to(total.dtype), out=total)
-        else:
-            total.add_(part)
-    if op == "mean":
-        total.div_(len(parts))
-    if total is not out:
-        out.copy_(total)

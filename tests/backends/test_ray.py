@@ -205,7 +205,7 @@ def test_a_worker_that_was_killed_is_replaced(ray):
 def test_shared_tensors_lie_at_two_homes_whose_memory_workers_of_the_host_map(ray):
     def program(comm):
         shared = comm.shared("x", torch.zeros(1001))
-        return [type(part) is MappedPart for part in shared._parts], [len(part._value) for part in shared._parts]
+        return [type(part) is MappedPart for part in shared._parts], [len(part.value) for part in shared._parts]
 
     assert fs.launch(program, 2, ray) == [([True, True], [500, 501])] * 2
 

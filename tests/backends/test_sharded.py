@@ -45,7 +45,7 @@ def shared_by(homes: list[Any], stack: ExitStack, continues: bool, like: torch.T
     peers = Peers(Directory(tuple(home.address for home in homes), RUN, TOKEN), 0, line)
     stack.callback(lambda: [connection.close() for connection in peers._connections.values()])
     station: Any = Station(line, None, 0, continues, None, None)  # type: ignore[arg-type]
-    return ShardedTensor(ClusterComm(station, "world", RANKS), peers, "centre", like, is_first=True)
+    return ShardedTensor(ClusterComm(station, "world", RANKS), peers, "centre", like, None, is_first=True)
 
 
 @pytest.mark.parametrize("losses", [(3, 2), (2, 3), (1, 0), (0, 1, 2), (3, 2, 1)], ids=str)

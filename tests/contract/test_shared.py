@@ -199,3 +199,74 @@ def test_integers_are_added_whole_and_not_blended(launch):
 def test_workers_must_agree_about_a_shared_tensor(launch):
     with pytest.raises(fs.MismatchError, match="shared"):
         launch(lambda comm: comm.shared("x", torch.zeros(3 + comm.rank)), 2)
+
+
+def test_who_waits_sees_the_first_value_that_it_waits_for(launch):
+    def program(comm):
+        clocks = comm.shared("clocks", torch.zeros(comm.size, dtype=torch.int64), home=0)
+        tick = torch.zeros(comm.size, dtype=torch.int64)
+        tick[comm.rank] = 1
+        seen = []
+        for step in range(1, 6):
+            clocks.add(tick)
+            seen.append(int(clocks.wait_until(lambda value, step=step: bool(value.min() >= step)).min()))
+        return seen
+
+    for seen in launch(program, 3):
+        assert all(least in (step, step + 1) for step, least in enumerate(seen, 1))
+
+
+def test_waiting_for_what_nobody_does_is_a_deadlock(launch):
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(2))
+        if comm.rank:
+            shared.wait_until(lambda value: bool(value.sum() > 0))
+        comm.barrier()
+
+    with pytest.raises(fs.DeadlockError, match=r"rank 1.*wait_until of shared 'x' at .*test_shared.py"):
+        launch(program, 2)
+
+
+def test_a_waiter_is_no_deadlock_while_others_move_on(launch):
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(1))
+        if comm.rank == 0:
+            return shared.wait_until(lambda value: bool(value >= 3)).item()
+        part = comm.split(0) if comm.size == 1 else comm
+        for _ in range(3):
+            time.sleep(0.25)
+            shared.add(torch.ones(1))
+        return part.size
+
+    assert launch(program, 2) == [3.0, 2]
+
+
+def test_a_tensor_costs_nothing_to_the_worker_at_which_it_lives(launch):
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(1000), home=1)
+        before = comm.meter.bytes_sent
+        shared.add(torch.ones(1000))
+        comm.barrier()
+        value = shared.blend(torch.ones(1000), 0.0)
+        return comm.meter.bytes_sent - before, value.mean().item()
+
+    assert launch(program, 3) == [(12_000, 3.0), (0, 3.0), (12_000, 3.0)]
+
+
+def test_the_home_must_be_a_member(launch):
+    with pytest.raises(fs.InvalidField, match="'home' must be a rank from 0 to 1 .got 2."):
+        launch(lambda comm: comm.shared("x", torch.zeros(1), home=2), 2)
+
+
+def test_pages_are_the_value_itself_where_there_are_any(launch):
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(3), home=0)
+        pages = shared.pages()
+        if pages is None:
+            return True
+        if comm.rank == 0:
+            pages.add_(2)
+        comm.barrier()
+        return shared.read().tolist() == pages.tolist() == [2.0] * 3
+
+    assert launch(program, 2) == [True] * 2

@@ -21,8 +21,9 @@ from flockstep.backends.cluster import groups
 from flockstep.backends.cluster.groups import SLICE, Finish, Groups, patiently
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Comm, Meter, SharedTensor, signature
+from flockstep.comm import Comm, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
+from flockstep.meter import Meter
 
 # How long a broken connection may be known here before the coordinator says who is lost.
 NEWS_SECONDS = 10.0
@@ -44,7 +45,7 @@ class Station:
     groups: Groups
     seed: int
     continues: bool
-    make_shared: Callable[[ClusterComm, str, Tensor, bool], SharedTensor]
+    make_shared: Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
     count_step: Callable[[], None]
     meter: Meter = field(default_factory=Meter)
     began: float = 0.0
@@ -88,11 +89,11 @@ class ClusterComm(Comm):
         go = self._join("split", "split", data=int(color))
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
-    def shared(self, name: str, like: Tensor) -> SharedTensor:
-        text, key, known = f"shared({name!r}) of {signature(like)}", (self.name, name), self.station.shared
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
+        text, key, known = f"shared({name!r}) at {home} of {signature(like)}", (self.name, name), self.station.shared
         while True:
             is_first = self._join("shared", text)["members"][0] == self.ranks[self.rank]
-            tensor = known.get(key) or self.station.make_shared(self, name, like.detach(), is_first)
+            tensor = known.get(key) or self.station.make_shared(self, name, like.detach(), home, is_first)
             # Nobody uses it before it has its first value. Who was to write that may be lost: then the next does.
             if any(self._join("shared", text, data=int(is_first))["data"]):
                 known[key] = tensor

@@ -26,6 +26,8 @@ from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
 STARTING, RUNNING, WAITING, HUNG_UP, ENDED, LOST = range(6)
 # Between a line's end and the loss of its worker: whoever started the worker may know how it ended, and why.
 GRACE_SECONDS = 1.0
+# Who watches a shared tensor has looked in vain this often since anybody else did anything: it would see no change.
+VAIN_LOOKS = 2
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Seat:
     waits_in: str = ""
     late_for: tuple[str, int] | None = None  # the call in which it waits without having asked
     passed: dict[str, int] = field(default_factory=dict)  # by group, the last call that it went through without asking
+    looks: int | None = None  # if it watches a shared tensor, how often it has looked since anything else happened
     is_gone: bool = False  # its process has ended; its line, with what it said last, ends soon
     gone_at: float = 0.0  # since when the line or the process has ended
 
@@ -101,6 +104,7 @@ class Coordinator:
             if not self._continues or len(self.lost) == len(self._seats):
                 self.fail(error)
                 return
+            self._stir()
             for other in self._seats:
                 self._say(other, {"lost": encode_error(error)})
             self._post.lose(rank)
@@ -150,6 +154,8 @@ class Coordinator:
         if seat.state == LOST:
             return
         self._require_sense(rank, seat, said)
+        if said["do"] not in ("look", "steps"):
+            self._stir()
         if "waits_in" in said:
             seat.state, seat.waits_in, seat.passed = WAITING, said["waits_in"], said["passed"]
             seat.late_for = (said["group"], said["seq"]) if said.get("late") else None
@@ -175,6 +181,12 @@ class Coordinator:
                 self._lock(rank, said).release(rank)
             case "retire":
                 self._lock(rank, said).retire(rank)
+            case "watch":
+                seat.looks = 0
+            case "look":
+                seat.looks = (seat.looks or 0) + 1
+            case "seen":
+                seat.state, seat.looks = RUNNING, None
             case "began":
                 self._began = self._began or time.monotonic()
             case "end":
@@ -225,6 +237,11 @@ class Coordinator:
             raise WireError(f"lock {reprlib.repr(name)} is one of a group without rank {rank}")
         return self._locks[name]
 
+    def _stir(self) -> None:
+        """Something has happened that those who watch a shared tensor may not have seen yet."""
+        for seat in self._seats:
+            seat.looks = seat.looks and 0
+
     def _passed(self, rank: int, group: str) -> int:
         return self._seats[rank].passed.get(group, 0)
 
@@ -233,6 +250,8 @@ class Coordinator:
         waiting = [seat for seat in self._seats if seat.state == WAITING]
         if any(seat.late_for and self._calls.are_all_at(*seat.late_for, self._passed) for seat in waiting):
             return  # their tensors are on the way
+        if any(seat.looks is not None and seat.looks < VAIN_LOOKS for seat in waiting):
+            return  # it may be about to see what it waits for
         if self.failure is None and waiting and set(states) <= {WAITING, ENDED, LOST}:
             waits = [seat.waits_in if seat.state == WAITING else None for seat in self._seats]
             self.fail(DeadlockError(describe_deadlock(waits, lost=self.lost)))

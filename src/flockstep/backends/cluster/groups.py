@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from flockstep.comm import reduce_in_rank_order
+from flockstep.reduction import reduce_in_rank_order
 
 # A wait that is cut into slices can be given up: within a slice nothing else is heard.
 SLICE = timedelta(milliseconds=100)

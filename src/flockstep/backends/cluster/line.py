@@ -55,6 +55,11 @@ class Line:
         if self._answers:
             self._take_answer()  # nothing was asked: this is an error
 
+    def pause(self, seconds: float) -> None:
+        """Listen for that long."""
+        select.select([self._connection.socket], [], [], seconds)
+        self.catch_up()
+
     def await_loss(self, ranks: tuple[int, ...], seconds: float) -> WorkerLost | None:
         """The loss of one of `ranks`, waiting for that news if need be; None if it does not come."""
         deadline = time.monotonic() + seconds

@@ -197,8 +197,8 @@ def be_worker(comm: Comm, ticket: Ticket, directory: Directory, threads: int, pr
     def make_shared(line: Line) -> Any:
         peers = Peers(directory, ticket.rank, line)
 
-        def make(comm: ClusterComm, name: str, like: torch.Tensor, is_first: bool) -> ShardedTensor:
-            return ShardedTensor(comm, peers, name, like, is_first)
+        def make(comm: ClusterComm, name: str, like: torch.Tensor, home: int | None, is_first: bool) -> ShardedTensor:
+            return ShardedTensor(comm, peers, name, like, home, is_first)
 
         return make
 

@@ -84,6 +84,9 @@ FROM_WORKERS: Mapping[str, Form] = {
     "lock": {**_LOCK, "in_turn": is_flag, **_WAIT},
     "unlock": _LOCK,
     "retire": _LOCK,
+    "watch": _WAIT,
+    "look": {},
+    "seen": {},
     "end": _WAIT,
 }
 

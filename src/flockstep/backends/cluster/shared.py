@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from flockstep.comm import SharedTensor
 from flockstep.errors import WorkerLost
 
 CONNECT_SECONDS = 10.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02
+LOOK_SECONDS = 0.1
 
 
 class LockedByLine(SharedTensor):
@@ -57,6 +60,24 @@ class LockedByLine(SharedTensor):
 
     def retire(self) -> None:
         self._line.tell("retire", **self._lock_of)
+
+    def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
+        """Look again and again, at most fifty times a second; the coordinator hears of some of these looks."""
+        self._read(out)
+        if holds(out):
+            return
+        self._line.tell_waiting("watch", f"wait_until of shared {self.name!r}")
+        pause, told = SHORTEST_PAUSE, time.monotonic()
+        while True:
+            self._line.pause(pause)
+            self._read(out)
+            if holds(out):
+                break
+            pause = min(2 * pause, LONGEST_PAUSE)
+            if time.monotonic() > told + LOOK_SECONDS:
+                self._line.tell("look")
+                told = time.monotonic()
+        self._line.tell("seen")
 
 
 @dataclass(frozen=True)
@@ -120,11 +141,13 @@ class ShardedTensor(LockedByLine):
     first to notice makes the part anew from it, at the next home.
     """
 
-    def __init__(self, comm: ClusterComm, peers: Peers, name: str, like: Tensor, is_first: bool) -> None:
+    def __init__(
+        self, comm: ClusterComm, peers: Peers, name: str, like: Tensor, home: int | None, is_first: bool
+    ) -> None:
         super().__init__(comm, name, like)
         self._peers = peers
         self._keeps = comm.station.continues
-        homes = comm.ranks
+        homes = comm.ranks if home is None else comm.ranks[home : home + 1]
         bounds = [like.numel() * k // len(homes) for k in range(len(homes) + 1)]
         key = f"{comm.name} {name}"
         self._parts = [

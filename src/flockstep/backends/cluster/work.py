@@ -40,7 +40,7 @@ class Ticket:
         return f"Ticket(rank={self.rank}, workers={self.workers})"  # the token is nobody's business
 
 
-MakeShared = Callable[[ClusterComm, str, Tensor, bool], SharedTensor]
+MakeShared = Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
 
 
 def work(

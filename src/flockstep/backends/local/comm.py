@@ -22,8 +22,10 @@ from torch import Tensor
 from flockstep.backends.local.arena import DTYPES
 from flockstep.backends.local.seat import STEPS, Seat
 from flockstep.backends.local.shared import LocalShared
-from flockstep.comm import REDUCTIONS, Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.comm import Comm, SharedTensor, signature
 from flockstep.errors import MismatchError
+from flockstep.meter import Meter
+from flockstep.reduction import REDUCTIONS, reduce_in_rank_order
 
 # Columns of a group's table (a row for each member, twice) and of its channels (a row for each sender and receiver).
 SEQ, OP, ARG, DTYPE, ELEMENTS, OFFSET, DIRECT, DONE = range(8)
@@ -98,9 +100,9 @@ class LocalComm(Comm):
         group = Group(self._seat, members[0][1], tuple(world for world, _ in members))
         return type(self)(self._seat, group, self.seed, self.meter, self._began)
 
-    def shared(self, name: str, like: Tensor) -> SharedTensor:
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         arena, homes, ranks = self._seat.arena, self._group.homes, self._group.ranks
-        described = [zlib.crc32(name.encode()), like.numel(), DTYPES.index(like.dtype)]
+        described = [zlib.crc32(f"{name} {home}".encode()), like.numel(), DTYPES.index(like.dtype)]
         while True:
             if name not in homes and self.rank == self.members[0]:
                 homes[name] = LocalShared.create(arena, like.detach(), self.size)
@@ -110,7 +112,7 @@ class LocalComm(Comm):
                 if theirs != described:
                     raise MismatchError(
                         f"rank {self._seat.rank} called shared({name!r}) of {signature(like)}, "
-                        f"rank {world} another name, size or dtype"
+                        f"rank {world} another name, home, size or dtype"
                     )
             places = [place for place, *_ in wishes if place]
             if places:  # or else the one who should have made it was lost, as all see alike: once more

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flockstep.backends.local.arena import ALIGNMENT, Arena
 from flockstep.backends.local.seat import Seat
-from flockstep.comm import Meter, SharedTensor
+from flockstep.comm import SharedTensor
+from flockstep.meter import Meter
 
-TURN = 0  # the first word: whose turn it is; then a word for each member, twice
+
+def _header_words(members: int) -> int:
+    """Whose turn it is, and three words for each member: waits for the lock, has retired, waits for a change."""
+    return 1 + 3 * members
 
 
 def _header_bytes(members: int) -> int:
-    return -(-8 * (1 + 2 * members) // ALIGNMENT) * ALIGNMENT
+    return -(-8 * _header_words(members) // ALIGNMENT) * ALIGNMENT
 
 
 class LocalShared(SharedTensor):
@@ -40,10 +46,9 @@ class LocalShared(SharedTensor):
         self._ranks = ranks
         self._rank = rank
         members = len(ranks)
-        words = seat.arena.words(offset, 1 + 2 * members)
+        words = seat.arena.words(offset, _header_words(members))
         self._turn = words[:1]
-        self._waits_for_lock = words[1 : 1 + members]
-        self._retired = words[1 + members :]
+        self._waits_for_lock, self._retired, self._waits_for_change = words[1:].reshape(3, members)
         where = offset + _header_bytes(members)
         self._value = seat.arena.tensor(where, like.numel(), like.dtype).view(like.shape)
 
@@ -60,16 +65,27 @@ class LocalShared(SharedTensor):
 
     def _write(self, tensor: Tensor) -> None:
         self._value.copy_(tensor)
+        self._ring(self._waits_for_change)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         self._value.add_(tensor.to(self._value.device), alpha=scale)
+        self._ring(self._waits_for_change)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         # What is added is measured from the value that is returned, so that what the centre gains the caller
         # can lose, whatever others do to the value in between.
         before = self._value.clone()
         self._value.add_(tensor.to(before.device) - before, alpha=weight)
+        self._ring(self._waits_for_change)
         return before.to(tensor.device)
+
+    def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
+        self._waits_for_change[self._rank] = 1
+        self._seat.wait(lambda: holds(out.copy_(self._value)), f"wait_until of shared {self.name!r}")
+        self._waits_for_change[self._rank] = 0
+
+    def pages(self) -> Tensor:
+        return self._value
 
     @contextmanager
     def lock(self, in_turn: bool = False) -> Iterator[None]:
@@ -98,9 +114,13 @@ class LocalShared(SharedTensor):
 
     def _release(self) -> None:
         self._seat.arena.unlock(self._offset)
-        # A copy first: numpy does not search an array that others change.
-        waiting = self._waits_for_lock.tolist()
-        self._seat.ring(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
+        self._ring(self._waits_for_lock)
+
+    def _ring(self, waits: NDArray[np.int64]) -> None:
+        """Wake those who have a one there."""
+        waiting = waits.tolist()  # a copy first: numpy does not search an array that others change
+        if any(waiting):
+            self._seat.ring(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
 
     def _has_turn(self) -> bool:
         """The turn of one who was lost before passing it belongs to the next: nobody needs to write that down."""

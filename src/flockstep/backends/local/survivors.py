@@ -20,7 +20,8 @@ from torch import Tensor
 
 from flockstep.backends.local.comm import CHUNK_ELEMENTS, SEQ, TAKEN, Group, LocalComm
 from flockstep.backends.local.seat import Seat
-from flockstep.comm import REDUCTIONS, Meter, reduce_in_rank_order
+from flockstep.meter import Meter
+from flockstep.reduction import REDUCTIONS, reduce_in_rank_order
 
 
 class SurvivingComm(LocalComm):

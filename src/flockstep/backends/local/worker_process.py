@@ -20,8 +20,8 @@ from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
 from flockstep.backends.local.seat import BEGAN, ENDED, OUTCOME, RUNNING, STATE, Bells, Board, Seat
 from flockstep.backends.local.survivors import SurvivingComm
-from flockstep.comm import Meter
 from flockstep.errors import FlockstepError, WorkerError, worker_error
+from flockstep.meter import Meter
 
 PR_SET_PDEATHSIG = 1
 

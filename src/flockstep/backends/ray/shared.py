@@ -44,19 +44,19 @@ class MappedPart(Part):
     """A part whose home is on this host: its very pages."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value
+        self.value = value
 
     def read(self, out: Tensor) -> None:
-        out.copy_(self._value)
+        out.copy_(self.value)
 
     def write(self, tensor: Tensor) -> None:
-        self._value.copy_(tensor)
+        self.value.copy_(tensor)
 
     def add(self, tensor: Tensor, scale: float) -> None:
-        memory.add(self._value, tensor, scale)
+        memory.add(self.value, tensor, scale)
 
     def blend(self, tensor: Tensor, weight: float, before: Tensor) -> None:
-        memory.blend(self._value, tensor, weight, before)
+        memory.blend(self.value, tensor, weight, before)
 
 
 class DistantPart(Part):
@@ -92,9 +92,18 @@ class RayShared(LockedByLine):
     """A shared tensor in parts, one at each home."""
 
     def __init__(
-        self, comm: ClusterComm, homes: Sequence[Any], run: str, name: str, like: Tensor, is_first: bool
+        self,
+        comm: ClusterComm,
+        homes: Sequence[Any],
+        run: str,
+        name: str,
+        like: Tensor,
+        home: int | None,
+        is_first: bool,
     ) -> None:
         super().__init__(comm, name, like)
+        if home is not None:
+            homes = [homes[home % len(homes)]]
         bounds = [like.numel() * index // len(homes) for index in range(len(homes) + 1)]
         spans = [(home, span) for home, span in zip(homes, pairwise(bounds), strict=True) if span[1] > span[0]]
         self._spans = [slice(*span) for _, span in spans]
@@ -131,6 +140,10 @@ class RayShared(LockedByLine):
         self._all(lambda part, span: part.blend(flat[span], weight, before[span]))
         return before.view(tensor.shape).to(tensor.device)
 
+    def pages(self) -> Tensor | None:
+        part = self._parts[0] if len(self._parts) == 1 else None
+        return part.value.view(self.shape) if isinstance(part, MappedPart) else None
+
     def _memory_for_answer(self, tensor: Tensor) -> Tensor:
         """Memory that is the caller's alone: that of the last answer, if no tensor on it is left, else fresh.
 
@@ -163,7 +176,7 @@ def _flat(tensor: Tensor) -> Tensor:
 def maker_of_shared(homes: Sequence[Any], run: str) -> Callable[[Line], Any]:
     """What `work` asks for: makes what serves `comm.shared`."""
 
-    def make(comm: ClusterComm, name: str, like: Tensor, is_first: bool) -> RayShared:
-        return RayShared(comm, homes, run, name, like, is_first)
+    def make(comm: ClusterComm, name: str, like: Tensor, home: int | None, is_first: bool) -> RayShared:
+        return RayShared(comm, homes, run, name, like, home, is_first)
 
     return lambda line: make

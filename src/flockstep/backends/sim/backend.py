@@ -17,9 +17,9 @@ from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.randomness import RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
-from flockstep.comm import Meter
 from flockstep.errors import worker_error
 from flockstep.fields import require_choice, require_integer
+from flockstep.meter import Meter
 from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor
 from flockstep.backends.sim.compute import Stopwatch
 from flockstep.backends.sim.scheduler import TICKS_PER_SECOND, Scheduler, Slot, to_ticks
 from flockstep.backends.sim.shared import Home, SimShared
-from flockstep.comm import Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.comm import Comm, SharedTensor, signature
 from flockstep.errors import MismatchError
+from flockstep.meter import Meter
 from flockstep.network import Link, Network, costs
+from flockstep.reduction import reduce_in_rank_order
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,18 @@ class SimComm(Comm):
         ticks = to_ticks(self._stopwatch.step_seconds() if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
 
+    @contextmanager
+    def in_background(self) -> Iterator[Callable[[], None]]:
+        # Not for shared tensors: their calls come in the order of clocks, which must not go back.
+        slot = self._slot
+        began = end = slot.clock
+
+        def wait() -> None:
+            slot.clock = max(slot.clock, end)
+
+        yield wait
+        end, slot.clock = slot.clock, began
+
     # --- groups and shared tensors ----------------------------------------------------------------------------
 
     def split(self, color: int) -> SimComm:
@@ -94,16 +109,16 @@ class SimComm(Comm):
         rank = group.ranks.index(self._slot.rank)
         return SimComm(self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter)
 
-    def shared(self, name: str, like: Tensor) -> SharedTensor:
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         def settle(values: list[Tensor]) -> Home:
             homes = self._group.homes
             if name not in homes:
                 homes[name] = Home(values[0].clone(), self._group.link, self.size)
             return homes[name]
 
-        call = f"shared({name!r}) of {signature(like)}"
-        home = self._collective(call, like.detach(), settle, lambda _: 0.0)
-        return SimShared(name, home, self._scheduler, self._slot, self.rank, self.meter)
+        call = f"shared({name!r}) at {home} of {signature(like)}"
+        place = self._collective(call, like.detach(), settle, lambda _: 0.0)
+        return SimShared(name, place, self._scheduler, self._slot, self.rank, self.meter)
 
     # --- collectives ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
-from flockstep.comm import Meter, SharedTensor
+from flockstep.comm import SharedTensor
+from flockstep.meter import Meter
 from flockstep.network import Link, costs
 
 
@@ -30,6 +31,7 @@ class Home:
         self.waiting_for_turn: dict[int, Slot] = {}
         self.turn = 0
         self.takes_turns = [True] * members
+        self.watchers: list[Callable[[int], None]] = []  # told when a change has landed, in the order they came
 
     def transfer(self, ticks: int, seconds: float) -> int:
         """Use the link from `ticks` on, or from when it is free; return when the transfer ends."""
@@ -92,11 +94,42 @@ class SimShared(SharedTensor):
 
         def apply() -> int:
             act()
-            if self.meter.paused:
-                return self._slot.clock
-            return home.transfer(self._slot.clock, seconds(home.link, home.value.nbytes))
+            end = self._transferred(self._slot.clock, seconds)
+            for watcher in [*home.watchers]:
+                watcher(end)
+            return end
 
         self._scheduler.ordered(self._slot, self._call(verb), apply)
+
+    def _transferred(self, ticks: int, seconds: Callable[[Link, float], float]) -> int:
+        """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at which the value lives."""
+        home = self._home
+        if self.meter.paused or self.is_home:
+            return ticks
+        return home.transfer(ticks, seconds(home.link, home.value.nbytes))
+
+    def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
+        home = self._home
+
+        def look() -> bool:
+            if not holds(home.value):
+                return False
+            out.copy_(home.value)
+            return True
+
+        def watch(landed: int) -> None:
+            if look():
+                home.watchers.remove(watch)
+                asked = max(landed, self._slot.clock)
+                self._scheduler.wake(self._slot, self._transferred(asked, costs.message_seconds))
+
+        def apply() -> int | None:
+            if look():
+                return self._transferred(self._slot.clock, costs.message_seconds)
+            home.watchers.append(watch)
+            return None
+
+        self._scheduler.ordered(self._slot, self._call("wait_until"), apply)
 
     @contextmanager
     def lock(self, in_turn: bool = False) -> Iterator[None]:
