@@ -1,0 +1,40 @@
+"""How tensors are written on the wire, one file each. The table holds them by their names on the command line."""
+
+from __future__ import annotations
+
+from flockstep.codecs.base import Codec, Memory
+from flockstep.codecs.float16 import Float16
+from flockstep.codecs.int8 import Int8
+from flockstep.codecs.one_bit import OneBit
+from flockstep.codecs.power_sgd import PowerSGD
+from flockstep.codecs.qsgd import QSGD
+from flockstep.codecs.random_k import RandomK
+from flockstep.codecs.threshold import Threshold
+from flockstep.codecs.top_k import TopK
+from flockstep.errors import unknown_name
+
+CODECS: dict[str, type[Codec]] = {
+    codec.name: codec for codec in (Float16, Int8, OneBit, QSGD, Threshold, TopK, RandomK, PowerSGD)
+}
+
+__all__ = [
+    "CODECS",
+    "QSGD",
+    "Codec",
+    "Float16",
+    "Int8",
+    "Memory",
+    "OneBit",
+    "PowerSGD",
+    "RandomK",
+    "Threshold",
+    "TopK",
+    "find_codec",
+]
+
+
+def find_codec(name: str) -> type[Codec]:
+    """The class behind a name such as `top_k`."""
+    if name not in CODECS:
+        raise unknown_name("codec", name, CODECS)
+    return CODECS[name]
