@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import types
-import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flockstep import demo as demonstration
+from flockstep.codecs import CODECS, Codec
 from flockstep.data import ASSIGNMENTS
 from flockstep.errors import FlockstepError, InvalidField, unknown_name
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import PRESETS, Network
+from flockstep.specs import make_spec
 from flockstep.strategies import STRATEGIES, Strategy, find_strategy
 from flockstep.tasks import TASKS
 from flockstep.training import run as train
@@ -69,6 +69,7 @@ def run(
     \b
     flockstep run digits-mlp local_sgd --workers 8 --set period=8
     flockstep run digits-mlp easgd --set period=4 --backend local --workers 4 --json
+    flockstep run digits-mlp sync_sgd --set "codec=top_k(ratio=0.01)"
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun --on-failure continue
     """
@@ -123,6 +124,7 @@ def demo(workers: int, processes: int, epochs: int, seed: int, as_json: bool) ->
 def _tables() -> dict[str, Callable[[], list[Row]]]:
     return {
         "strategies": lambda: [(_usage(each), _first_line(each)) for each in STRATEGIES.values()],
+        "codecs": lambda: [(_usage(each), _first_line(each)) for each in CODECS.values()],
         "tasks": lambda: [(t.name, f"{t.epochs} epochs, batch {t.batch_size} a worker") for t in TASKS.values()],
         "assignments": lambda: [(name, _first_line(each)) for name, each in ASSIGNMENTS.items()],
         "backends": lambda: [(name, _first_line(each)) for name, each in BACKENDS.items()],
@@ -137,7 +139,7 @@ def _tables() -> dict[str, Callable[[], list[Row]]]:
 @click.argument("what", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_names(what: str | None, as_json: bool) -> None:
-    """List strategies, tasks, assignments, backends or networks; all of them by default.
+    """List strategies, codecs, tasks, assignments, backends or networks; all of them by default.
 
     \b
     flockstep list
@@ -159,44 +161,20 @@ def list_names(what: str | None, as_json: bool) -> None:
 
 def make_strategy(name: str, settings: Sequence[str]) -> Strategy[Any]:
     """`local_sgd` and `["period=8"]` give `LocalSGD(period=8)`."""
-    kind = find_strategy(name)
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise InvalidField(f"'--set' must be FIELD=VALUE (got {setting!r})")
-        if key not in fields:
-            raise unknown_name(f"field of {name}", key, fields)
-        values[key] = _parse(key, text, hints[key])
-    for field in fields.values():
-        if field.default is dataclasses.MISSING and field.name not in values:
-            raise InvalidField(f"{field.name!r} of {name} must be given: --set {field.name}=…")
-    return kind(**values)
+        values[key] = text
+    made: Strategy[Any] = make_spec(find_strategy(name), name, values, "--set {}=…")
+    return made
 
 
-def _parse(field: str, text: str, hint: Any) -> Any:
-    """Read `text` as what the field's type says: a number, a text, a truth value, or none."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if text.lower() == "none" and types.NoneType in kinds:
-        return None
-    if bool in kinds and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float, str):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-    names = " or ".join("none" if kind is types.NoneType else kind.__name__ for kind in kinds)
-    raise InvalidField(f"{field!r} must be {names} (got {text!r})")
-
-
-def _usage(strategy: type[Strategy[Any]]) -> str:
+def _usage(spec: type[Strategy[Any]] | type[Codec]) -> str:
     """`local_sgd period momentum=keep`."""
-    parts = [strategy.name]
-    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
+    parts = [spec.name]
+    for field in dataclasses.fields(spec):  # type: ignore[arg-type]
         required = field.default is dataclasses.MISSING
         parts.append(field.name if required else f"{field.name}={str(field.default).lower()}")
     return " ".join(parts)

@@ -29,10 +29,12 @@ class FlatModel:
         self._known = {id(p) for p in model.parameters()}
         require(bool(self._trainable), "model", "have a trainable parameter", type(model).__name__)
         buffers = dict(_persistent_float_buffers(model))
+        self._flat_buffers = list(buffers.values())
         dtype, device = self._trainable[0].dtype, self._trainable[0].device
         _require_uniform(model, buffers, dtype, device)
 
-        self.count = sum(p.numel() for p in self._trainable)
+        self.shapes = tuple(p.shape for p in self._trainable)
+        self.count = sum(shape.numel() for shape in self.shapes)
         self.state = allocate(self.count + sum(b.numel() for b in buffers.values()), dtype, device)
         self.parameters = self.state[: self.count]
         self.buffers = self.state[self.count :]
@@ -49,6 +51,21 @@ class FlatModel:
         for buffer, start in _placed(list(buffers.values()), self.count):
             buffer.data = _move(buffer.data, self.state, start)
         self._home = self._addresses()
+
+    def live_in(self, memory: Tensor) -> None:
+        """Move to memory that others may see and change, too. For models without buffers, which are nobody else's."""
+        require(not self.buffers.numel(), "model", "have no buffers to live in shared memory", self.buffers.numel())
+        memory.copy_(self.state)
+        for parameter, start in _placed(self._trainable, 0):
+            parameter.data = _shaped(memory, parameter.data, start)
+        self.state = self.parameters = memory
+        self._home = self._addresses()
+
+    def named(self, model: nn.Module, state: Tensor) -> dict[str, Tensor]:
+        """Parameters and buffers of a model that has `state`, by name, as `torch.func.functional_call` wants them."""
+        names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        placed = _placed([*self._trainable, *self._flat_buffers], 0)
+        return {names[id(tensor)]: _shaped(state, tensor.data, start) for tensor, start in placed}
 
     def collect_gradients(self) -> None:
         """Make `gradients` hold the gradients of the last backward pass.

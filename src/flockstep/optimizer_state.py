@@ -27,3 +27,8 @@ def average_state(optimizer: Optimizer, comm: Comm) -> None:
         parts = flat.split([tensor.numel() for tensor in tensors])
         shaped = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
         torch._foreach_copy_(tensors, shaped)
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """η of the methods that need one: that of the first group of parameters."""
+    return float(optimizer.param_groups[0]["lr"])

@@ -3,38 +3,105 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.metadata import entry_points
 from typing import Any
 
 from flockstep.errors import unknown_name
+from flockstep.strategies.ad_psgd import ADPSGD
+from flockstep.strategies.adacomm import AdaComm
+from flockstep.strategies.async_sgd import AsyncSGD
 from flockstep.strategies.base import Strategy
+from flockstep.strategies.best_only import BestOnly
+from flockstep.strategies.codistillation import Codistillation
+from flockstep.strategies.d_psgd import DPSGD
+from flockstep.strategies.diloco import DiLoCo
+from flockstep.strategies.downpour import Downpour
 from flockstep.strategies.ea_wild import EAWild
+from flockstep.strategies.eamsgd import EAMSGD
 from flockstep.strategies.easgd import EASGD
+from flockstep.strategies.gosgd import GoSGD
+from flockstep.strategies.hogwild import Hogwild
+from flockstep.strategies.households import Households, effective_batch, local_batch
 from flockstep.strategies.independent import Independent
 from flockstep.strategies.local_sgd import LocalSGD
+from flockstep.strategies.nosync import NoSync
+from flockstep.strategies.post_local_sgd import PostLocalSGD
+from flockstep.strategies.pso_ps import PSOPS
+from flockstep.strategies.slowmo import SlowMo
+from flockstep.strategies.stale_sync import StaleSync
 from flockstep.strategies.sync_sgd import SyncSGD
 
+ENTRY_POINTS = "flockstep.strategies"
+
 STRATEGIES: dict[str, type[Strategy[Any]]] = {
-    strategy.name: strategy for strategy in (SyncSGD, Independent, LocalSGD, EASGD, EAWild)
+    strategy.name: strategy
+    for strategy in (
+        SyncSGD,
+        Independent,
+        BestOnly,
+        LocalSGD,
+        PostLocalSGD,
+        AdaComm,
+        Households,
+        DiLoCo,
+        SlowMo,
+        NoSync,
+        PSOPS,
+        EASGD,
+        EAMSGD,
+        EAWild,
+        Hogwild,
+        AsyncSGD,
+        Downpour,
+        StaleSync,
+        GoSGD,
+        ADPSGD,
+        DPSGD,
+        Codistillation,
+    )
 }
 
 __all__ = [
+    "ADPSGD",
+    "DPSGD",
+    "EAMSGD",
     "EASGD",
+    "PSOPS",
     "STRATEGIES",
+    "AdaComm",
+    "AsyncSGD",
+    "BestOnly",
+    "Codistillation",
+    "DiLoCo",
+    "Downpour",
     "EAWild",
+    "GoSGD",
+    "Hogwild",
+    "Households",
     "Independent",
     "LocalSGD",
+    "NoSync",
+    "PostLocalSGD",
+    "SlowMo",
+    "StaleSync",
     "Strategy",
     "SyncSGD",
     "described",
+    "effective_batch",
     "find_strategy",
+    "local_batch",
 ]
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
-    """The class behind a name such as `local_sgd`."""
-    if name not in STRATEGIES:
-        raise unknown_name("strategy", name, STRATEGIES)
-    return STRATEGIES[name]
+    """The class behind a name such as `local_sgd`; also of packages that offer theirs as entry points."""
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in offered:
+        raise unknown_name("strategy", name, [*STRATEGIES, *offered])
+    found: type[Strategy[Any]] = offered[name].load()
+    return found
 
 
 def described(strategy: Strategy[Any]) -> str:

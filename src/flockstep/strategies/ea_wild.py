@@ -40,6 +40,8 @@ class EAWild(Strategy[EAWildState]):
     Bytes: one blend (there and back) an exchange, by every worker or by one of each group; with groups also an
     all-reduce of the gradients a step and a broadcast an exchange inside the group; one read at the end.
 
+    Use: where workers differ in speed, on a machine or a fast network.
+
     Fields:
         period: optimizer steps between exchanges.
         alpha: the moving rate; None is 0.9 / (number of workers or groups that pull).

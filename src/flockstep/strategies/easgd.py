@@ -31,6 +31,8 @@ class EASGD(Strategy[EASGDState]):
 
     Bytes: round_robin, one blend (there and back) a worker and exchange, and one read at the end; sync, one all-reduce.
 
+    Use: where workers shall explore around a common centre; "round_robin" as the baseline of EAWild.
+
     Fields:
         period: optimizer steps between exchanges (τ in the paper).
         alpha: the moving rate α = η·ρ; None is 0.9/w, the paper's choice.

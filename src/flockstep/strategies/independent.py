@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from flockstep.comm import broadcast_from_first
 from flockstep.strategies.base import Strategy
+from flockstep.strategies.ranking import ranked
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -26,6 +25,8 @@ class Independent(Strategy[None]):
 
     Bytes: nothing while training; at the end two numbers a worker and one broadcast of the model.
 
+    Use: as the control in every comparison.
+
     Example:
         fs.run("digits-mlp", fs.Independent(), workers=8)
     """
@@ -33,8 +34,6 @@ class Independent(Strategy[None]):
     name: ClassVar[str] = "independent"
 
     def finish(self, worker: Worker, state: None) -> None:
-        comm = worker.comm
         # A worker that took no step has no loss, and represents nothing.
         loss = math.inf if math.isnan(worker.smooth_loss) else worker.smooth_loss
-        ranked = sorted(pair.tolist() for pair in comm.all_gather(torch.tensor([loss, comm.rank], dtype=torch.float64)))
-        broadcast_from_first(comm, worker.flat.state, [int(rank) for _, rank in ranked])
+        broadcast_from_first(worker.comm, worker.flat.state, ranked(worker.comm, loss))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from torch import Tensor
+
+from flockstep.codecs import Codec
 from flockstep.fields import require_choice, require_integer
 from flockstep.optimizer_state import average_state, reset_state
 from flockstep.strategies.base import Strategy
+from flockstep.strategies.compressed import Averager, require_codec
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class LocalSGDState:
+    averager: Averager
+    start: Tensor | None  # where all replicas stood after the last average, for a codec
     averaged_at: int = 0  # the step after which replicas were last equal
 
 
@@ -22,18 +28,22 @@ class LocalSGDState:
 class LocalSGD(Strategy[LocalSGDState]):
     """Take `period` steps alone, then average the parameters of all workers.
 
-        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j
+        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j          with a codec:  x ← x₀ + (1/w) Σ_j (x_j − x₀)
 
     Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless they just were.
-    Statistics of batch normalisation are averaged with the parameters.
+    Statistics of batch normalisation are averaged with the parameters. A codec carries the change since the last
+    average, where all replicas were equal (x₀).
 
-    Bytes: one all-reduce of parameters and buffers every `period` steps; with momentum="average" also one of the
-    optimizer's state.
+    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's; with momentum="average" also
+    one of the optimizer's state.
+
+    Use: on a network too slow for an exchange at every step.
 
     Fields:
         period: optimizer steps between averages; None averages only at the end (one-shot averaging).
         momentum: what happens to the optimizer's state at an average: "keep" the worker's own, "reset" it as if the
             optimizer were new, or "average" it over the workers too.
+        codec: how changes are written on the wire; None: parameters as they are.
 
     Papers: Stich, "Local SGD Converges Fast and Communicates Little", 2018; McMahan et al., 2017; Zinkevich et al.,
     "Parallelized Stochastic Gradient Descent", 2010 (one-shot). They stop at plain SGD; Lin et al. 2018 keep local
@@ -46,14 +56,17 @@ class LocalSGD(Strategy[LocalSGDState]):
     name: ClassVar[str] = "local_sgd"
     period: int | None
     momentum: str = "keep"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         if self.period is not None:
             require_integer("period", self.period, 1)
         require_choice("momentum", self.momentum, ("keep", "reset", "average"))
+        require_codec(self.codec)
 
     def init(self, worker: Worker) -> LocalSGDState:
-        return LocalSGDState()
+        start = None if self.codec is None else worker.flat.state.clone()
+        return LocalSGDState(Averager(worker, self.codec, worker.flat.state), start)
 
     def after_step(self, worker: Worker, state: LocalSGDState) -> None:
         if self.period is None or worker.steps % self.period:
@@ -69,5 +82,10 @@ class LocalSGD(Strategy[LocalSGDState]):
             self._average(worker, state)
 
     def _average(self, worker: Worker, state: LocalSGDState) -> None:
-        worker.comm.all_reduce(worker.flat.state, op="mean")
+        own = worker.flat.state
+        if state.start is None:
+            state.averager.average(own)
+        else:
+            state.averager.average(own.sub_(state.start))  # the change since the last average
+            own.copy_(state.start.add_(own))
         state.averaged_at = worker.steps

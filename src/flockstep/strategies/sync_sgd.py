@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from flockstep.fields import require_choice
+from flockstep.all_reduce import Average, averager, require_algorithm
+from flockstep.codecs import Codec
+from flockstep.fields import require
 from flockstep.strategies.base import Strategy
+from flockstep.strategies.compressed import Averager, require_codec
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
 
 
+@dataclass
+class SyncSGDState:
+    average: Average
+
+
 @dataclass(frozen=True)
-class SyncSGD(Strategy[None]):
+class SyncSGD(Strategy[SyncSGDState]):
     """Average the gradients of all workers before each optimizer step.
 
         g_i ← (1/w) Σ_k g_k
@@ -21,10 +29,15 @@ class SyncSGD(Strategy[None]):
     With w workers of batch b this is one worker of batch w·b. Statistics of batch normalisation are local while
     training, as in DistributedDataParallel without SyncBatchNorm, and averaged at the end.
 
-    Bytes: one all-reduce of the gradients a step; for models with such statistics, one of them at the end.
+    Bytes: one all-reduce of the gradients a step, or the codec's; for models with such statistics, one of them at the
+    end.
+
+    Use: on a fast and even network; as the reference for all others.
 
     Fields:
-        all_reduce: the algorithm; `flat` is one fused all-reduce, charged as a ring.
+        all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a ring; "ring", "tree",
+            "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in `flockstep/all_reduce.py`.
+        codec: how gradients are written on the wire; None: as they are.
 
     Paper: Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
@@ -34,13 +47,27 @@ class SyncSGD(Strategy[None]):
 
     name: ClassVar[str] = "sync_sgd"
     all_reduce: str = "flat"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
-        require_choice("all_reduce", self.all_reduce, ("flat",))
+        require_algorithm("all_reduce", self.all_reduce)
+        require_codec(self.codec)
+        is_plain = self.codec is None or self.all_reduce == "flat"
+        require(is_plain, "all_reduce", "be 'flat' with a codec, which has its own way", self.all_reduce)
 
-    def on_gradients(self, worker: Worker, state: None) -> None:
-        worker.comm.all_reduce(worker.flat.gradients, op="mean")
+    def init(self, worker: Worker) -> SyncSGDState:
+        if self.codec is not None:
+            return SyncSGDState(Averager(worker, self.codec, worker.flat.gradients).average)
+        return SyncSGDState(averager(worker.comm, self.all_reduce))
 
-    def finish(self, worker: Worker, state: None) -> None:
-        if worker.flat.buffers.numel():
-            worker.comm.all_reduce(worker.flat.buffers, op="mean")
+    def on_gradients(self, worker: Worker, state: SyncSGDState) -> None:
+        state.average(worker.flat.gradients)
+
+    def finish(self, worker: Worker, state: SyncSGDState) -> None:
+        average_buffers(worker)
+
+
+def average_buffers(worker: Worker) -> None:
+    """For methods that leave the statistics of batch normalisation to each worker until the end."""
+    if worker.flat.buffers.numel():
+        worker.comm.all_reduce(worker.flat.buffers, op="mean")

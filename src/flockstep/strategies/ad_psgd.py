@@ -1,0 +1,87 @@
+"""Averaging with one neighbour at a time, whenever it suits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from flockstep.comm import SharedTensor
+from flockstep.fields import require_choice
+from flockstep.strategies.base import Strategy
+from flockstep.topology import GRAPHS, bipartite_neighbours
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class ADPSGDState:
+    models: dict[int, SharedTensor]  # of the passive workers, each living at its own
+    read: Tensor  # passive: what this worker's gradient is of
+    neighbours: list[int]
+    draw: torch.Generator
+
+
+@dataclass(frozen=True)
+class ADPSGD(Strategy[ADPSGDState]):
+    """After its own step an active worker averages with a random passive neighbour; nobody waits for anybody's step.
+
+        x_i ← x_i − η g(x_i);   x_i, x_j ← (x_i + x_j)/2 both
+
+    Even ranks are active and odd ones passive, and neighbours are of different kinds, so no circle of workers can wait
+    for each other. A passive worker's parameters may be averaged while it computes; its change is then added to what
+    they have become, as in the paper. Each average preserves the mean of all workers. finish: that mean. Statistics
+    of batch normalisation are averaged with the parameters.
+
+    Bytes: one blend (there and back) an active worker and step; nothing for passive ones; at the end one all-reduce.
+
+    Use: where workers differ in speed and no server shall be a bottleneck.
+
+    Fields:
+        graph: "ring", "exponential" (1, and 1 + 1, 2, 4, … ranks away) or "complete".
+
+    Paper: Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", 2018.
+
+    Example:
+        fs.run("digits-mlp", fs.ADPSGD(graph="ring"), workers=8)
+    """
+
+    name: ClassVar[str] = "ad_psgd"
+    graph: str = "ring"
+
+    def __post_init__(self) -> None:
+        require_choice("graph", self.graph, tuple(GRAPHS))
+
+    def init(self, worker: Worker) -> ADPSGDState:
+        comm, own = worker.comm, worker.flat.state
+        models = {rank: comm.shared(f"model {rank}", own, home=rank) for rank in range(1, comm.size, 2)}
+        draw = torch.Generator().manual_seed((comm.seed << 20) + comm.rank)
+        return ADPSGDState(models, own.clone(), bipartite_neighbours(self.graph, comm.rank, comm.size), draw)
+
+    def before_step(self, worker: Worker, state: ADPSGDState) -> None:
+        mine = state.models.get(worker.comm.rank)
+        if mine is not None:
+            mine.read(out=state.read)
+            worker.flat.state.copy_(state.read)
+
+    def after_step(self, worker: Worker, state: ADPSGDState) -> None:
+        own, mine = worker.flat.state, state.models.get(worker.comm.rank)
+        if mine is not None:
+            with mine.lock():
+                mine.add(own - state.read)
+            return
+        there = [rank for rank in state.neighbours if rank in worker.comm.members]
+        if not there:
+            return
+        peer = there[int(torch.randint(len(there), (), generator=state.draw))]
+        with state.models[peer].lock():
+            theirs = state.models[peer].blend(own, 0.5)
+        own.lerp_(theirs.to(own.device), 0.5)
+
+    def finish(self, worker: Worker, state: ADPSGDState) -> None:
+        worker.comm.barrier()  # nobody averages with a passive worker any more
+        self.before_step(worker, state)
+        worker.comm.all_reduce(worker.flat.state, op="mean")

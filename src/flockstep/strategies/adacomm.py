@@ -1,0 +1,95 @@
+"""Averaging at intervals that shrink as the loss does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from flockstep.fields import require, require_integer, require_number
+from flockstep.optimizer_state import learning_rate
+from flockstep.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class AdaCommState:
+    period: int
+    interval_ends: float
+    averaged_at: int = 0
+    losses: float = 0.0  # summed since the last average
+    first_loss: float = 0.0  # F_0, and the learning rate then: those of the first average
+    first_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class AdaComm(Strategy[AdaCommState]):
+    """LocalSGD whose period follows the loss: rare averages at first, when progress is fast, frequent ones later.
+
+        at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉,   or τ_{j−1}/2 if that does not shrink; ≥ 1
+        after τ_j steps:            x_i ← (1/w) Σ_k x_k
+
+    F is the training loss: the mean over the workers and the steps since the last average. F_0 and η_0 are those of
+    the first average. τ_0 stands outside the root. τ/2 is rounded down. All workers decide alike, at averages, from
+    the mean of their losses and clocks.
+
+    Bytes: every τ_j steps one all-reduce of parameters and buffers, and one of two numbers; one at the end.
+
+    Use: to have LocalSGD's speed early and SyncSGD's accuracy late, without choosing a period.
+
+    Fields:
+        initial_period: τ_0.
+        interval_seconds: time between decisions, virtual in the simulator.
+
+    Paper: Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
+    Local-Update SGD", 2018.
+
+    Example:
+        fs.run("digits-mlp", fs.AdaComm(initial_period=16, interval_seconds=0.5), workers=8)
+    """
+
+    name: ClassVar[str] = "adacomm"
+    initial_period: int
+    interval_seconds: float
+
+    def __post_init__(self) -> None:
+        require_integer("initial_period", self.initial_period, 1)
+        require_number("interval_seconds", self.interval_seconds)
+        require(self.interval_seconds > 0, "interval_seconds", "be above 0", self.interval_seconds)
+
+    def init(self, worker: Worker) -> AdaCommState:
+        return AdaCommState(self.initial_period, self.interval_seconds)
+
+    def after_step(self, worker: Worker, state: AdaCommState) -> None:
+        state.losses += worker.loss
+        steps = worker.steps - state.averaged_at
+        if steps < state.period:
+            return
+        self._average(worker, state)
+        told = torch.tensor([state.losses / steps, worker.comm.now()], dtype=torch.float64)
+        loss, now = worker.comm.all_reduce(told, op="mean").tolist()
+        state.losses = 0.0
+        rate = learning_rate(worker.optimizer)
+        if not state.first_rate:
+            state.first_loss, state.first_rate = loss, rate
+        if now >= state.interval_ends:
+            state.period = self._next_period(state, loss, rate)
+            while now >= state.interval_ends:
+                state.interval_ends += self.interval_seconds
+
+    def _next_period(self, state: AdaCommState, loss: float, rate: float) -> int:
+        ratio = (state.first_rate * loss) / (rate * state.first_loss) if rate and state.first_loss else math.inf
+        wished = math.ceil(math.sqrt(max(0.0, ratio)) * self.initial_period) if math.isfinite(ratio) else state.period
+        return max(1, wished if wished < state.period else state.period // 2)
+
+    def finish(self, worker: Worker, state: AdaCommState) -> None:
+        if state.averaged_at != worker.steps:
+            self._average(worker, state)
+
+    def _average(self, worker: Worker, state: AdaCommState) -> None:
+        worker.comm.all_reduce(worker.flat.state, op="mean")
+        state.averaged_at = worker.steps

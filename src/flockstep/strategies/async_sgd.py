@@ -1,0 +1,107 @@
+"""The parameter server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from flockstep.comm import SharedTensor
+from flockstep.fields import require, require_number
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.eamsgd import require_momentum
+from flockstep.strategies.server import Server
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+ONE = torch.ones(1, dtype=torch.int64)
+
+
+@dataclass
+class AsyncSGDState:
+    server: Server
+    velocity: SharedTensor | None  # the server's momentum
+    clock: SharedTensor | None  # updates so far
+    read_at: int = 0  # the clock when this worker last read
+
+
+@dataclass(frozen=True)
+class AsyncSGD(Strategy[AsyncSGDState]):
+    """Workers send their changes to a server, which applies one at a time, and read the parameters back.
+
+        u = −η g(x_read);   v ← μv + u;   x ← x + v                  one worker at a time
+        staleness_aware:       u / max(1, s),  s the updates by others since x_read
+        delay_compensation:    g + λ g ⊙ g ⊙ (x − x_read)  in g's place
+
+    With another optimizer than plain SGD its change takes the place of −ηg. finish: the server's parameters.
+
+    Bytes: one add and one read of the parameters a step, and one read at the end; momentum, one more read and write
+    (the server's velocity); delay compensation, one more read; staleness_aware, 16 a step.
+
+    Use: where workers differ in speed and nobody shall wait.
+
+    Fields:
+        momentum: μ, kept at the server (asynchronous MSGD); at least 0 and below 1.
+        staleness_aware: divide the change by its staleness.
+        delay_compensation: λ, at least 0.
+
+    Papers: Dean et al., "Large Scale Distributed Deep Networks", 2012; Zhang, Gupta, Lian, Liu, "Staleness-aware
+    Async-SGD for Distributed Deep Learning", 2015; Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+    Compensation", 2017.
+
+    Example:
+        fs.run("digits-mlp", fs.AsyncSGD(), workers=4)
+    """
+
+    name: ClassVar[str] = "async_sgd"
+    momentum: float = 0.0
+    staleness_aware: bool = False
+    delay_compensation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_momentum(self.momentum)
+        require(isinstance(self.staleness_aware, bool), "staleness_aware", "be True or False", self.staleness_aware)
+        require_number("delay_compensation", self.delay_compensation)
+        require(self.delay_compensation >= 0, "delay_compensation", "be at least 0", self.delay_compensation)
+
+    def init(self, worker: Worker) -> AsyncSGDState:
+        comm, own = worker.comm, worker.flat.parameters
+        velocity = comm.shared("velocity", torch.zeros_like(own)) if self.momentum else None
+        clock = comm.shared("clock", torch.zeros_like(ONE)) if self.staleness_aware else None
+        return AsyncSGDState(Server.of(worker), velocity, clock)
+
+    def optimizer_step(self, worker: Worker, state: AsyncSGDState) -> None:
+        server = state.server
+        if not self.delay_compensation:
+            worker.optimizer.step()
+        with server.value.lock():
+            if self.delay_compensation:  # what it compensates for must not change meanwhile
+                self._compensate(worker, server)
+                worker.optimizer.step()
+            self._push(state, server.change(worker))
+            server.fetch(worker)
+
+    def _compensate(self, worker: Worker, server: Server) -> None:
+        gradients = worker.flat.gradients
+        moved = server.value.read().to(gradients.device) - server.read
+        gradients.addcmul_(gradients.square(), moved, value=self.delay_compensation)
+
+    def _push(self, state: AsyncSGDState, change: Tensor) -> None:
+        if state.clock is not None:
+            now = int(state.clock.read())
+            change /= max(1, now - state.read_at)
+            state.clock.add(ONE)
+            state.read_at = now + 1
+        if state.velocity is not None:
+            change += state.velocity.read().to(change.device).mul_(self.momentum)
+            state.velocity.write(change)
+        state.server.value.add(change)
+
+    def preview(self, worker: Worker, state: AsyncSGDState) -> Tensor:
+        return state.server.preview(worker)
+
+    def finish(self, worker: Worker, state: AsyncSGDState) -> None:
+        state.server.finish(worker)

@@ -1,0 +1,54 @@
+"""All follow the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from flockstep.comm import broadcast_from_first
+from flockstep.fields import require_integer
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.ranking import last_score, ranked
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass(frozen=True)
+class BestOnly(Strategy[None]):
+    """All workers take the parameters of the one that did best on its last batch.
+
+        x_i ← x_k,  k = argmin_j loss_j
+
+    NoSync with best=1 and pull=1. finish: the best once more, unless all have just become it.
+
+    Bytes: two numbers a worker and one broadcast of parameters and buffers every `period` steps.
+
+    Use: as the extreme of the swarm in comparisons.
+
+    Fields:
+        period: optimizer steps between exchanges.
+
+    Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018 (their n=1, β=1).
+
+    Example:
+        fs.run("digits-mlp", fs.BestOnly(period=4), workers=8)
+    """
+
+    name: ClassVar[str] = "best_only"
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        require_integer("period", self.period, 1)
+
+    def after_step(self, worker: Worker, state: None) -> None:
+        if worker.steps % self.period == 0:
+            self._follow_the_best(worker)
+
+    def finish(self, worker: Worker, state: None) -> None:
+        if worker.steps == 0 or worker.steps % self.period:
+            self._follow_the_best(worker)
+
+    def _follow_the_best(self, worker: Worker) -> None:
+        best_first = ranked(worker.comm, last_score(worker, "loss"))
+        broadcast_from_first(worker.comm, worker.flat.state, best_first)

@@ -1,0 +1,148 @@
+"""Separate models that learn from each other's predictions."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from flockstep.comm import Comm, broadcast_from_first
+from flockstep.errors import FlockstepError, WorkerLost
+from flockstep.fields import require, require_choice, require_integer, require_number
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.ranking import ranked
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class CodistillationState:
+    group: Comm
+    peers: Comm  # the workers of the same place in all groups
+    hook: RemovableHandle
+    prediction: list[Tensor]  # the model's last output, as the hook has seen it
+    lens: nn.Module  # a copy of the model in evaluation mode, to see what teachers predict
+    teachers: list[dict[str, Tensor]] = field(default_factory=list)  # parameters and buffers, by name
+    is_distilled: bool = False  # whether the loss of this step had the teachers in it
+
+
+@dataclass(frozen=True)
+class Codistillation(Strategy[CodistillationState]):
+    """Groups train separate models; each also learns to predict what its neighbours' models predict.
+
+        loss ← loss + weight · ψ( mean over teachers of softmax(f_teacher(x)/T),  f(x)/T )      after burn_in steps
+
+    ψ is the cross entropy of soft targets, times T² so that `weight` means the same at every temperature. Teachers are
+    the last received parameters of the neighbouring groups, in evaluation mode, renewed every `exchange_period` steps.
+    Inside a group gradients are averaged (SyncSGD). All models start from the same parameters and differ by their data.
+    finish: the group with the lowest loss. In a loop of your own, call `loss = worker.adjust_loss(loss, batch)` before
+    `backward`; `batch[0]` is the model's input.
+
+    Bytes: one all-reduce of the gradients a step inside each group; every exchange_period steps from burn_in on, all
+    groups' parameters and buffers to all (an all-gather between the workers of the same place in their groups) or, in
+    a ring, to the next; at the end two numbers a worker and one broadcast.
+
+    Use: with more workers than one batch can use; teachers may be old, so exchanges can be rare.
+
+    Fields:
+        groups: how many models, at least 2, dividing the number of workers.
+        exchange_period: optimizer steps between exchanges of parameters.
+        burn_in: steps before the first exchange.
+        weight: of the teachers' part of the loss.
+        temperature: T.
+        topology: the teachers are those of the next group ("ring") or of all others ("complete").
+
+    Paper: Anil et al., "Large scale distributed neural network training through online distillation", 2018.
+
+    Example:
+        fs.run("digits-mlp", fs.Codistillation(groups=2, exchange_period=8, burn_in=16), workers=4)
+    """
+
+    name: ClassVar[str] = "codistillation"
+    groups: int
+    exchange_period: int
+    burn_in: int
+    weight: float = 1.0
+    temperature: float = 1.0
+    topology: str = "ring"
+
+    def __post_init__(self) -> None:
+        require_integer("groups", self.groups, 2)
+        require_integer("exchange_period", self.exchange_period, 1)
+        require_integer("burn_in", self.burn_in, 0)
+        require_number("weight", self.weight)
+        require(self.weight >= 0, "weight", "be at least 0", self.weight)
+        require_number("temperature", self.temperature)
+        require(self.temperature > 0, "temperature", "be above 0", self.temperature)
+        require_choice("topology", self.topology, ("ring", "complete"))
+
+    def init(self, worker: Worker) -> CodistillationState:
+        comm = worker.comm
+        require(comm.size % self.groups == 0, "groups", f"divide the number of workers, {comm.size}", self.groups)
+        size = comm.size // self.groups
+        lens = copy.deepcopy(worker.model).eval()
+        prediction: list[Tensor] = []
+
+        def remember(module: nn.Module, inputs: Any, output: Any) -> None:
+            if module.training and torch.is_grad_enabled():
+                prediction[:] = [output]
+
+        hook = worker.model.register_forward_hook(remember)
+        group, peers = comm.split(comm.rank // size), comm.split(comm.rank % size)
+        return CodistillationState(group, peers, hook, prediction, lens)
+
+    def before_step(self, worker: Worker, state: CodistillationState) -> None:
+        state.is_distilled = False
+        since = worker.steps - self.burn_in
+        if since >= 0 and since % self.exchange_period == 0:
+            self._meet_teachers(worker, state)
+
+    def _meet_teachers(self, worker: Worker, state: CodistillationState) -> None:
+        own, peers = worker.flat.state, state.peers
+        if self.topology == "complete":
+            others = peers.all_gather(own)
+            # Who is lost leaves no gap, so the own one is found by its value.
+            del others[next(place for place, other in enumerate(others) if torch.equal(other, own))]
+        else:
+            others = []
+            with suppress(WorkerLost):
+                peers.send(own, (peers.rank + 1) % peers.size)
+            with suppress(WorkerLost):
+                others = [peers.recv(torch.empty_like(own), (peers.rank - 1) % peers.size)]
+        if others:  # teachers that are lost teach on as they were
+            state.teachers = [worker.flat.named(worker.model, other) for other in others]
+
+    def on_loss(self, worker: Worker, state: CodistillationState, loss: Tensor, batch: Any) -> Tensor:
+        state.is_distilled = True
+        if not state.teachers:
+            return loss
+        inputs, heat = batch[0], self.temperature
+        with torch.no_grad():
+            predictions = [functional_call(state.lens, teacher, (inputs,)) for teacher in state.teachers]
+            targets = torch.stack([F.softmax(prediction / heat, dim=-1) for prediction in predictions]).mean(0)
+        own = F.log_softmax(state.prediction[0] / heat, dim=-1)
+        return loss - self.weight * heat**2 * (targets * own).sum(dim=-1).mean()
+
+    def on_gradients(self, worker: Worker, state: CodistillationState) -> None:
+        if state.teachers and not state.is_distilled:
+            raise FlockstepError(
+                f"rank {worker.comm.rank}: Codistillation is part of the loss: "
+                "call loss = worker.adjust_loss(loss, batch) before loss.backward()"
+            )
+        state.prediction.clear()
+        state.group.all_reduce(worker.flat.gradients, op="mean")
+
+    def finish(self, worker: Worker, state: CodistillationState) -> None:
+        if worker.flat.buffers.numel():
+            state.group.all_reduce(worker.flat.buffers, op="mean")
+        loss = state.group.all_reduce(torch.tensor(worker.smooth_loss, dtype=torch.float64), op="mean")
+        broadcast_from_first(worker.comm, worker.flat.state, ranked(worker.comm, float(loss)))
+        state.hook.remove()

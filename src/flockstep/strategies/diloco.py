@@ -1,0 +1,95 @@
+"""An outer optimizer on what the workers have learned since they last met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flockstep.codecs import Codec
+from flockstep.fields import require, require_between, require_integer, require_number
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.compressed import Averager, require_codec
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class DiLoCoState:
+    start: Tensor  # θ, where all replicas stood after the last exchange, and the buffers
+    outer: torch.optim.SGD
+    averager: Averager
+    exchanged_at: int = 0
+
+
+@dataclass(frozen=True)
+class DiLoCo(Strategy[DiLoCoState]):
+    """Every `period` steps the mean change of the workers is the gradient of an outer optimizer.
+
+        Δ = (1/w) Σ_i (θ − x_i);   θ ← outer SGD with Nesterov momentum on θ with gradient Δ;   x_i ← θ
+
+    outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged. At the end there is
+    one more exchange, unless one has just taken place.
+
+    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's.
+
+    Use: with long periods, on links as slow as the internet; workers usually run AdamW.
+
+    Fields:
+        period: optimizer steps between exchanges (H in the paper).
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: its momentum.
+        nesterov: whether that is Nesterov's.
+        codec: how changes are written on the wire; None: as they are.
+
+    Paper: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+
+    Example:
+        fs.run("digits-mlp", fs.DiLoCo(period=8), workers=8)
+    """
+
+    name: ClassVar[str] = "diloco"
+    period: int
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    nesterov: bool = True
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        require_integer("period", self.period, 1)
+        require_number("outer_lr", self.outer_lr)
+        require(self.outer_lr >= 0, "outer_lr", "be at least 0", self.outer_lr)
+        require_between("outer_momentum", self.outer_momentum, 0, 1)
+        require(isinstance(self.nesterov, bool), "nesterov", "be True or False", self.nesterov)
+        require_codec(self.codec)
+
+    def init(self, worker: Worker) -> DiLoCoState:
+        start = worker.flat.state.clone()
+        outer = torch.optim.SGD(
+            [nn.Parameter(start[: worker.flat.count])],  # shares its memory
+            lr=self.outer_lr,
+            momentum=self.outer_momentum,
+            nesterov=self.nesterov and self.outer_momentum > 0,
+        )
+        return DiLoCoState(start, outer, Averager(worker, self.codec, start))
+
+    def after_step(self, worker: Worker, state: DiLoCoState) -> None:
+        if worker.steps % self.period == 0:
+            self._exchange(worker, state)
+
+    def finish(self, worker: Worker, state: DiLoCoState) -> None:
+        if state.exchanged_at != worker.steps:
+            self._exchange(worker, state)
+
+    def _exchange(self, worker: Worker, state: DiLoCoState) -> None:
+        change = state.start - worker.flat.state
+        state.averager.average(change)
+        theta, count = state.outer.param_groups[0]["params"][0], worker.flat.count
+        theta.grad = change[:count]
+        state.outer.step()
+        state.start[count:] -= change[count:]
+        worker.flat.state.copy_(state.start)
+        state.exchanged_at = worker.steps

@@ -1,0 +1,77 @@
+"""A parameter server that hears from each worker now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from flockstep.fields import require_integer
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.server import Server
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass(frozen=True)
+class Downpour(Strategy[Server]):
+    """Add up changes locally, push their sum every n steps, fetch parameters every m.
+
+        a ← a − η g(x_i);  x_i ← x_i − η g(x_i)        each step
+        x ← x + a;  a ← 0                              every push_period steps
+        x_i ← x                                        every fetch_period steps
+
+    Period 1 for both equals AsyncSGD. What was fetched replaces the worker's parameters, changes not pushed yet
+    included: these stay in a, as in the paper. finish: the server's parameters, once all have pushed the rest.
+
+    Bytes: one add of the parameters every push_period steps and one read every fetch_period steps; at the end one add,
+    unless just pushed, and one read.
+
+    Use: as AsyncSGD, on a slower network.
+
+    Fields:
+        push_period: optimizer steps between pushes (n_push in the paper).
+        fetch_period: optimizer steps between fetches (n_fetch).
+
+    Paper: Dean et al., "Large Scale Distributed Deep Networks", 2012.
+
+    Example:
+        fs.run("digits-mlp", fs.Downpour(), workers=2)
+    """
+
+    name: ClassVar[str] = "downpour"
+    push_period: int = 5
+    fetch_period: int = 5
+
+    def __post_init__(self) -> None:
+        require_integer("push_period", self.push_period, 1)
+        require_integer("fetch_period", self.fetch_period, 1)
+
+    def init(self, worker: Worker) -> Server:
+        return Server.of(worker)
+
+    def after_step(self, worker: Worker, state: Server) -> None:
+        pushes, fetches = worker.steps % self.push_period == 0, worker.steps % self.fetch_period == 0
+        if not pushes and not fetches:
+            return
+        with state.value.lock():  # one worker at a time
+            if pushes:
+                self._push(worker, state)
+            if fetches:
+                unsent = state.change(worker)
+                state.fetch(worker)
+                state.read.sub_(unsent)  # what was changed since then and not pushed is still x_i − read
+
+    def _push(self, worker: Worker, state: Server) -> None:
+        state.value.add(state.change(worker))
+        state.read.copy_(worker.flat.parameters)
+
+    def preview(self, worker: Worker, state: Server) -> Tensor:
+        return state.preview(worker)
+
+    def finish(self, worker: Worker, state: Server) -> None:
+        if worker.steps % self.push_period:
+            self._push(worker, state)
+        state.finish(worker)

@@ -1,0 +1,97 @@
+"""Gossip with weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from flockstep.comm import SharedTensor
+from flockstep.fields import require_between
+from flockstep.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class GoSGDState:
+    weight: float  # a
+    mailboxes: list[SharedTensor]  # of all workers, each living at its own: Σ a·x and Σ a of what has arrived
+    empty: Tensor
+    draw: torch.Generator
+
+
+@dataclass(frozen=True)
+class GoSGD(Strategy[GoSGDState]):
+    """Now and then a worker halves its weight and sends its parameters with it to a random other.
+
+        sender:     a_i ← a_i/2;  send (x_i, a_i) to a random peer           with probability p, after each step
+        receiver:   x_j ← (a_j x_j + a x)/(a_j + a);   a_j ← a_j + a         when it comes to the end of a step
+
+    Weights start at 1/w and sum to one at all times, messages in flight included, so Σ a·x is changed by gradients
+    alone. finish: Σ a·x / Σ a, once all messages have been taken. Messages that arrive during one step are taken
+    together: the weighted mean of several is the same in any order. Statistics of batch normalisation travel with the
+    parameters.
+
+    Bytes: p times parameters, buffers and one weight a worker and step, on average; at the end one all-reduce.
+
+    Use: on loosely coupled workers, with as little traffic as one likes.
+
+    Fields:
+        probability: p, from 0 to 1.
+
+    Paper: Blot, Picard, Thome, Cord, "Gossip training for deep learning", 2016 (GoSGD, 2018).
+
+    Example:
+        fs.run("digits-mlp", fs.GoSGD(probability=0.2), workers=8)
+    """
+
+    name: ClassVar[str] = "gosgd"
+    probability: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_between("probability", self.probability, 0, 1)
+
+    def init(self, worker: Worker) -> GoSGDState:
+        comm, own = worker.comm, worker.flat.state
+        empty = own.new_zeros(own.numel() + 1)
+        mailboxes = [comm.shared(f"mailbox {rank}", empty, home=rank) for rank in range(comm.size)]
+        draw = torch.Generator().manual_seed((comm.seed << 20) + comm.rank)
+        return GoSGDState(1 / comm.size, mailboxes, empty, draw)
+
+    def after_step(self, worker: Worker, state: GoSGDState) -> None:
+        self._take(worker, state)
+        if float(torch.rand((), generator=state.draw)) < self.probability:
+            peers = [rank for rank in worker.comm.members if rank != worker.comm.rank]
+            if peers:
+                self._send(worker, state, peers[int(torch.randint(len(peers), (), generator=state.draw))])
+
+    def _send(self, worker: Worker, state: GoSGDState, peer: int) -> None:
+        state.weight /= 2
+        with state.mailboxes[peer].lock():
+            state.mailboxes[peer].add(self._weighted(worker, state))
+
+    def _take(self, worker: Worker, state: GoSGDState) -> None:
+        """Empty the mailbox; the weighted mean of what was in it and the own parameters."""
+        mailbox = state.mailboxes[worker.comm.rank]
+        with mailbox.lock():
+            message = mailbox.blend(state.empty, 1.0)
+        arrived = float(message[-1])
+        if arrived:
+            own, total = worker.flat.state, state.weight + arrived
+            own.mul_(state.weight / total).add_(message[:-1].to(own.device), alpha=1 / total)
+            state.weight = total
+
+    def finish(self, worker: Worker, state: GoSGDState) -> None:
+        worker.comm.barrier()  # all messages have arrived
+        self._take(worker, state)
+        total = worker.comm.all_reduce(self._weighted(worker, state))
+        worker.flat.state.copy_(total[:-1] / total[-1])  # less than one if a lost worker took its weight with it
+
+    def _weighted(self, worker: Worker, state: GoSGDState) -> Tensor:
+        """a·x and a, as they travel."""
+        own = worker.flat.state
+        return torch.cat([own * state.weight, own.new_tensor([state.weight])])

@@ -1,0 +1,71 @@
+"""Lock-free updates of shared parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.server import Server
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class HogwildState:
+    server: Server
+    is_direct: bool  # whether the model's parameters are the shared memory itself
+
+
+@dataclass(frozen=True)
+class Hogwild(Strategy[HogwildState]):
+    """Read the shared parameters, compute, add the change; no lock.
+
+        x ← x − η g(x_read)       by whoever comes, whenever it comes
+
+    On local processes the model's parameters *are* the shared pages: every worker computes on what the others are just
+    changing, and updates may tear or be lost, as in the paper. A model with statistics of batch normalisation, which
+    are each worker's own, reads and adds there too. With another optimizer than plain SGD its change takes the place
+    of −ηg.
+
+    Bytes: one read and one add of the parameters a step (as many are counted where they are shared pages), and one
+    read at the end.
+
+    Use: on one machine with many cores.
+
+    Paper: Niu, Recht, Ré, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", 2011.
+
+    Example:
+        fs.run("digits-mlp", fs.Hogwild(), workers=4)
+    """
+
+    name: ClassVar[str] = "hogwild"
+
+    def init(self, worker: Worker) -> HogwildState:
+        server = Server.of(worker)
+        pages = server.value.pages()
+        is_direct = pages is not None and worker.flat.state.device.type == "cpu" and not worker.flat.buffers.numel()
+        if pages is not None and is_direct:
+            worker.flat.live_in(pages)
+        return HogwildState(server, is_direct)
+
+    def before_step(self, worker: Worker, state: HogwildState) -> None:
+        if state.is_direct:
+            worker.comm.meter.count(worker.flat.parameters.nbytes)
+        else:
+            state.server.fetch(worker)
+
+    def after_step(self, worker: Worker, state: HogwildState) -> None:
+        if state.is_direct:
+            worker.comm.meter.count(worker.flat.parameters.nbytes)
+        else:
+            state.server.value.add(state.server.change(worker))
+
+    def preview(self, worker: Worker, state: HogwildState) -> Tensor:
+        return state.server.preview(worker)
+
+    def finish(self, worker: Worker, state: HogwildState) -> None:
+        state.server.finish(worker)

@@ -1,0 +1,103 @@
+"""A swarm: every worker is pulled towards the centre of mass of the best."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from flockstep.all_reduce import sum_at_first
+from flockstep.comm import broadcast_from_first
+from flockstep.fields import require, require_between, require_choice, require_integer
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.ranking import SCORES, last_score, ranked
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class NoSyncState:
+    centres: deque[Tensor]  # of the last exchanges, the oldest first
+    wait: Callable[[], None] = lambda: None  # until the newest of them is there
+
+
+@dataclass(frozen=True)
+class NoSync(Strategy[NoSyncState]):
+    """After its own step every worker moves a part of the way towards a centre of mass.
+
+        x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k,   N the n workers with the best score on their last batch
+
+    pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0 equals
+    Independent, and sends nothing. finish: the centre of mass of all. Statistics of batch normalisation are pulled
+    with the parameters. How far apart the workers settle: `fs.settled_distance`.
+
+    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise two numbers a worker, and
+    n−1 + w−1 messages of parameters, buffers and a count in all: summed at the best of N, and broadcast from there. At
+    the end one all-reduce.
+
+    Use: to keep workers apart but not too far, so that they explore a wide optimum together.
+
+    Fields:
+        pull: β, from 0 to 1.
+        best: n, how many workers make the centre; None: all.
+        period: optimizer steps between exchanges.
+        staleness: pull towards the centre of so many exchanges before, so that it can travel while workers compute.
+        score: what N is chosen by: "loss", or "accuracy" (the paper's choice), passed as
+            `worker.step(loss, accuracy=…)`.
+
+    Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
+
+    Example:
+        fs.run("digits-mlp", fs.NoSync(pull=0.1), workers=8)
+    """
+
+    name: ClassVar[str] = "nosync"
+    pull: float
+    best: int | None = None
+    period: int = 1
+    staleness: int = 0
+    score: str = "loss"
+
+    def __post_init__(self) -> None:
+        require_between("pull", self.pull, 0, 1)
+        if self.best is not None:
+            require_integer("best", self.best, 1)
+        require_integer("period", self.period, 1)
+        require_integer("staleness", self.staleness, 0)
+        require_choice("score", self.score, SCORES)
+
+    def init(self, worker: Worker) -> NoSyncState:
+        workers = worker.comm.size
+        require(self.best is None or self.best <= workers, "best", f"be at most the workers, {workers}", self.best)
+        return NoSyncState(deque(maxlen=self.staleness + 1))
+
+    def after_step(self, worker: Worker, state: NoSyncState) -> None:
+        if worker.steps % self.period or self.pull == 0:
+            return
+        state.wait()  # a centre is on its way at a time
+        with worker.comm.in_background() as state.wait:
+            state.centres.append(self._centre(worker))
+        if self.staleness == 0:
+            state.wait()
+        if len(state.centres) > self.staleness:
+            worker.flat.state.lerp_(state.centres[0], self.pull)
+
+    def _centre(self, worker: Worker) -> Tensor:
+        """The mean of the workers in N."""
+        comm, own = worker.comm, worker.flat.state
+        if self.best is None:
+            return comm.all_reduce(own.clone(), op="mean")
+        best_first = ranked(comm, last_score(worker, self.score))
+        total = torch.cat([own, own.new_ones(1)])  # and how many it is the sum of, since some may be lost
+        sum_at_first(comm, total, best_first[: self.best], without_lost=True)
+        broadcast_from_first(comm, total, best_first)
+        return total[:-1].div_(total[-1])
+
+    def finish(self, worker: Worker, state: NoSyncState) -> None:
+        state.wait()
+        worker.comm.all_reduce(worker.flat.state, op="mean")

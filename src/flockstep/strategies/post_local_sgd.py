@@ -1,0 +1,83 @@
+"""Synchronous at first, averaging at intervals later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from flockstep.errors import InvalidField
+from flockstep.fields import require, require_integer, require_number
+from flockstep.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+
+@dataclass
+class PostLocalSGDState:
+    averaged_at: int | None = None
+
+
+@dataclass(frozen=True)
+class PostLocalSGD(Strategy[PostLocalSGDState]):
+    """SyncSGD until step s, LocalSGD from there.
+
+        steps 1 … s:                  g_i ← (1/w) Σ_j g_j
+        after steps s+k, s+2k, …:     x_i ← (1/w) Σ_j x_j
+
+    Bytes: one all-reduce of the gradients a step until the switch; then one of parameters and buffers every `period`
+    steps; one at the end, unless the replicas were just averaged.
+
+    Use: where LocalSGD from the start costs accuracy.
+
+    Fields:
+        switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches` (float, 0 to 1).
+        period: k, optimizer steps between averages after the switch.
+
+    Paper: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018.
+
+    Example:
+        fs.run("digits-mlp", fs.PostLocalSGD(switch_at=0.25, period=8), workers=8)
+    """
+
+    name: ClassVar[str] = "post_local_sgd"
+    switch_at: int | float
+    period: int
+
+    def __post_init__(self) -> None:
+        require_number("switch_at", self.switch_at)
+        if isinstance(self.switch_at, int):
+            require_integer("switch_at", self.switch_at, 0)
+        else:
+            require(0 <= self.switch_at <= 1, "switch_at", "be between 0 and 1, or a whole number", self.switch_at)
+        require_integer("period", self.period, 1)
+
+    def init(self, worker: Worker) -> PostLocalSGDState:
+        return PostLocalSGDState()
+
+    def on_gradients(self, worker: Worker, state: PostLocalSGDState) -> None:
+        if worker.steps < self._switch(worker):
+            worker.comm.all_reduce(worker.flat.gradients, op="mean")
+
+    def after_step(self, worker: Worker, state: PostLocalSGDState) -> None:
+        since = worker.steps - self._switch(worker)
+        if since > 0 and since % self.period == 0:
+            self._average(worker, state)
+
+    def finish(self, worker: Worker, state: PostLocalSGDState) -> None:
+        if state.averaged_at != worker.steps:
+            self._average(worker, state)
+
+    def _average(self, worker: Worker, state: PostLocalSGDState) -> None:
+        worker.comm.all_reduce(worker.flat.state, op="mean")
+        state.averaged_at = worker.steps
+
+    def _switch(self, worker: Worker) -> int:
+        if isinstance(self.switch_at, int):
+            return self.switch_at
+        if worker.total_steps is None:
+            raise InvalidField(
+                f"'switch_at' must be a number of steps where batches do not come from worker.batches "
+                f"(got {self.switch_at!r})"
+            )
+        return round(self.switch_at * worker.total_steps)

@@ -1,0 +1,93 @@
+"""A parameter server whose workers keep within a bound of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from flockstep.comm import SharedTensor
+from flockstep.fields import require_integer
+from flockstep.strategies.base import Strategy
+from flockstep.strategies.server import Server
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+FOREVER = 1 << 40  # steps ahead of everybody: nobody waits for who has finished
+
+
+@dataclass
+class StaleSyncState:
+    server: Server
+    clocks: SharedTensor  # the steps that each worker has finished
+    tick: Tensor  # adds one to this worker's
+    largest_lead: int = 0  # over the slowest, at the start of any step
+
+
+@dataclass(frozen=True)
+class StaleSync(Strategy[StaleSyncState]):
+    """AsyncSGD in which no worker gets more than `staleness` steps ahead of the slowest.
+
+        before step t+1:   wait until min_k clock_k ≥ t − s;   read x
+        after it:          x ← x − η g(x_read);   clock_i ← t+1
+
+    staleness=0 is synchronous: all read the same x, which then gains the sum of their changes. That is SyncSGD with w
+    times the learning rate, since SyncSGD takes the mean. With another optimizer than plain SGD its change takes the
+    place of −ηg. Workers that are lost or have finished are not waited for. finish: the server's parameters.
+
+    Bytes: one add and one read of the parameters a step, and one read at the end; 16w a step for the clocks.
+
+    Use: where workers differ in speed for a while, but none is slow for good.
+
+    Fields:
+        staleness: s, at least 0.
+
+    Paper: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013.
+
+    Example:
+        fs.run("digits-mlp", fs.StaleSync(staleness=3), workers=4)
+    """
+
+    name: ClassVar[str] = "stale_sync"
+    staleness: int
+
+    def __post_init__(self) -> None:
+        require_integer("staleness", self.staleness, 0)
+
+    def init(self, worker: Worker) -> StaleSyncState:
+        comm = worker.comm
+        tick = torch.zeros(comm.size, dtype=torch.int64)
+        clocks = comm.shared("clocks", tick)
+        tick[comm.rank] = 1
+        return StaleSyncState(Server.of(worker), clocks, tick)
+
+    def before_step(self, worker: Worker, state: StaleSyncState) -> None:
+        comm = worker.comm
+
+        def lead(clocks: Tensor) -> int:
+            return worker.steps - int(clocks[list(comm.members)].min())
+
+        clocks = state.clocks.wait_until(lambda clocks: lead(clocks) <= self.staleness)
+        state.largest_lead = max(state.largest_lead, lead(clocks))
+        state.server.fetch(worker)
+        if self.staleness == 0:
+            comm.barrier()  # nobody changes what another has still to read
+
+    def after_step(self, worker: Worker, state: StaleSyncState) -> None:
+        with state.server.value.lock():  # one at a time, as AsyncSGD
+            state.server.value.add(state.server.change(worker))
+        self._advance(state, 1)
+
+    def preview(self, worker: Worker, state: StaleSyncState) -> Tensor:
+        return state.server.preview(worker)
+
+    def finish(self, worker: Worker, state: StaleSyncState) -> None:
+        self._advance(state, FOREVER)
+        state.server.finish(worker)
+
+    def _advance(self, state: StaleSyncState, steps: int) -> None:
+        with state.clocks.lock():  # adding nothing to the others' clocks must not undo what they add
+            state.clocks.add(state.tick, scale=steps)
