@@ -13,10 +13,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import local, on_ray, on_torchrun, report, simulator
+from benchmarks import asynchronous, codec_speed, local, on_ray, on_torchrun, report, simulator
 from benchmarks.harness import Benchmark, Outcome, run
 
-BENCHMARKS = (*simulator.BENCHMARKS, *local.BENCHMARKS, *on_torchrun.BENCHMARKS, *on_ray.BENCHMARKS)
+BENCHMARKS = tuple(
+    benchmark
+    for module in (simulator, local, asynchronous, on_torchrun, on_ray, codec_speed)
+    for benchmark in module.BENCHMARKS
+)
 RESULTS = Path(__file__).with_name("RESULTS.md")
 WIDTH_OF_A_FILE = 180
 BUSY_LOAD = 0.5

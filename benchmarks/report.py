@@ -25,6 +25,9 @@ LIMITS = """\
 - **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared memory. *Staged* is
   any other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M floats.
 - **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of each.
+- **Asynchronous solvers.** The gradient steps, on two cores for four processes; in turns, also the wait for one's turn.
+- **Codecs.** Memory bandwidth for the first three, which work on parts that stay in the cache; drawing random numbers
+  for QSGD; looking for candidates for TopK.
 - **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long as its all-reduce.
 - **Ray.** Memory bandwidth: a blend moves five streams (the value twice, the tensor, the answer), a put three.
 """

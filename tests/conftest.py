@@ -15,6 +15,7 @@ import cloudpickle
 import psutil
 import pytest
 import sklearn.datasets  # noqa: F401  these two set environment variables when they are first imported
+import tests.strategies.harness
 import torch
 import torch._dynamo
 from tests.core_only import CoreOnly
@@ -54,8 +55,9 @@ def ray() -> Iterator[fs.Ray]:
 @pytest.fixture(autouse=True, scope="module")
 def programs_travel_by_value(request: pytest.FixtureRequest) -> None:
     """Workers need not import a test module, and pytest with it, to run a function of it."""
-    if request.module.__name__ not in cloudpickle.list_registry_pickle_by_value():
-        cloudpickle.register_pickle_by_value(request.module)
+    for module in (request.module, tests.strategies.harness):
+        if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)
 
 
 def _launcher(request: pytest.FixtureRequest, name: str) -> Launch:

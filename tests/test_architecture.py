@@ -24,12 +24,12 @@ LAYERS = [
     {"demo"},
     {"training"},
     {"result", "progress"},
-    {"launch", "tasks"},
+    {"launch", "tasks", "specs", "recalibration"},
     {"backends", "task", "worker"},
     {"strategies", "models"},
-    {"optimizer_state"},
-    {"comm", "flat", "data"},
-    {"network"},
+    {"optimizer_state", "all_reduce"},
+    {"comm", "flat", "data", "codecs", "topology", "theory"},
+    {"network", "meter", "reduction"},
     {"fields"},
     {"errors"},
 ]
@@ -104,6 +104,7 @@ def test_specs_are_frozen_dataclasses(spec):
 def test_a_strategys_docstring_has_its_parts(strategy):
     text = inspect.getdoc(strategy)
     assert "Bytes:" in text
+    assert "Use:" in text
     assert "Example:" in text
     if dataclasses.fields(strategy):
         assert "Fields:" in text

@@ -1,0 +1,97 @@
+"""A small problem in double precision that every strategy test trains on, and ways to look at the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flockstep as fs
+
+W, B, STEPS = 4, 6, 20
+GENERATOR = torch.Generator().manual_seed(2)
+X = torch.randn(STEPS, 8 * B, 10, dtype=torch.float64, generator=GENERATOR)
+Y = torch.randint(3, (STEPS, 8 * B), generator=GENERATOR)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def net_with_statistics() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+def train(
+    comm: fs.Comm,
+    strategy: fs.Strategy[Any],
+    *,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    steps: int = STEPS,
+    make_model: Any = net,
+) -> tuple[fs.Worker, list[float]]:
+    """A worker that has trained on its own share of each batch, not finished yet, and its losses."""
+    model = make_model()
+    worker = fs.Worker(comm, model, sgd(model, lr, momentum), strategy)
+    worker.total_steps = steps
+    losses = []
+    for x, y in zip(X[:steps], Y[:steps], strict=True):
+        mine = slice(comm.rank * B, (comm.rank + 1) * B)
+        batch = (x[mine], y[mine])
+        output = model(batch[0])
+        loss = worker.adjust_loss(F.cross_entropy(output, batch[1]), batch)
+        loss.backward()
+        worker.step(loss, accuracy=float((output.argmax(1) == batch[1]).double().mean()))
+        losses.append(worker.loss)
+    return worker, losses
+
+
+def distributed(
+    strategy: fs.Strategy[Any],
+    backend: Any = "sim",
+    workers: int = W,
+    options: dict[str, Any] | None = None,
+    **how: Any,
+) -> list[tuple[Tensor, Tensor]]:
+    """Every worker's parameters before and after finish."""
+
+    def program(comm: fs.Comm) -> tuple[Tensor, Tensor]:
+        worker, _ = train(comm, strategy, **how)
+        before = flat(worker.model)
+        return before, flat(worker.finish())
+
+    return fs.launch(program, workers, backend, **(options or {}))
+
+
+def single(
+    steps: int = STEPS, lr: float = 0.1, momentum: float = 0.0, workers: int = W, make_model: Any = net
+) -> Tensor:
+    """One process on the batches of all workers together."""
+    model = make_model()
+    optimizer = sgd(model, lr, momentum)
+    for x, y in zip(X[:steps], Y[:steps], strict=True):
+        F.cross_entropy(model(x[: workers * B]), y[: workers * B]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(model)
+
+
+def assert_same(one: Sequence[tuple[Tensor, ...]], other: Sequence[tuple[Tensor, ...]], tolerance: float = 0.0) -> None:
+    """Two runs agree, worker by worker; with no tolerance to the bit."""
+    for ours, theirs in zip(one, other, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3), (a - b).abs().max()

@@ -1,0 +1,142 @@
+"""One line for each strategy, and variants of some: what every row must satisfy stands in test_table.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flockstep as fs
+
+
+@dataclass(frozen=True)
+class Size:
+    """What formulas of bytes are made of: workers, steps, bytes of parameters and of buffers."""
+
+    w: int
+    t: int
+    p: int
+    b: int
+
+    @property
+    def s(self) -> int:
+        return self.p + self.b
+
+    def ring(self, nbytes: int, workers: int | None = None) -> int:
+        """An all-reduce, over all workers of it."""
+        return 2 * ((workers or self.w) - 1) * nbytes
+
+    def scores(self) -> int:
+        """Two numbers of each worker to all."""
+        return self.w * (self.w - 1) * 16
+
+    def spread(self, nbytes: int) -> int:
+        """A broadcast."""
+        return (self.w - 1) * nbytes
+
+    def times(self, period: int) -> int:
+        return self.t // period
+
+    def times_and_end(self, period: int) -> int:
+        """Every `period` steps, and at the end unless just then."""
+        return -(-self.t // period)
+
+
+Bytes = Callable[[Size], int]
+ALWAYS, RACES = "", "its outcome depends on who comes first"
+GOES_ON, STOPS = "", "neighbours wait for the one who is lost"
+
+
+@dataclass(frozen=True)
+class Row:
+    strategy: fs.Strategy[Any]
+    bytes: Bytes | None  # over all workers; None: drawn at random, with a test of its own
+    repeats: str = ALWAYS  # why it need not be the same on real processes as in the simulator
+    loses: str = GOES_ON  # why it cannot go on without a lost worker
+    workers: int = 4
+
+    def __str__(self) -> str:
+        return repr(self.strategy)
+
+
+def _mailed(z: Size) -> Bytes | None:
+    return None
+
+
+def _wire(codec_bytes: Callable[[Size], int]) -> Bytes:
+    """Gradients through a codec whose messages all workers give to all."""
+    return lambda z: z.t * z.w * (z.w - 1) * codec_bytes(z) + z.ring(z.b)
+
+
+TABLE = [
+    Row(fs.SyncSGD(), lambda z: z.t * z.ring(z.p) + z.ring(z.b)),
+    Row(fs.SyncSGD("ring"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
+    Row(fs.SyncSGD("tree"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
+    Row(fs.SyncSGD("torus"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
+    # Of 4 workers in pairs: a ring inside (2n a pair), one of two leaders (2n), half the tensor and its two halves.
+    Row(
+        fs.SyncSGD("hierarchical"),
+        lambda z: z.t * (2 * 2 + 2 + 2) * z.p + z.t * 2 * _half(z.p) + z.ring(z.b),
+        loses=STOPS,
+    ),
+    Row(fs.SyncSGD(codec=fs.Float16()), lambda z: z.t * z.ring(z.p // 4) + z.ring(z.b)),
+    Row(fs.SyncSGD(codec=fs.OneBit()), _wire(lambda z: fs.OneBit().nbytes(z.p // 8))),
+    Row(fs.SyncSGD(codec=fs.TopK(0.1)), _wire(lambda z: fs.TopK(0.1).nbytes(z.p // 8, 8))),
+    Row(fs.Independent(), lambda z: z.scores() + z.spread(z.s)),
+    Row(fs.BestOnly(3), lambda z: z.times_and_end(3) * (z.scores() + z.spread(z.s))),
+    Row(fs.LocalSGD(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
+    Row(fs.LocalSGD(3, codec=fs.Int8()), lambda z: z.times_and_end(3) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8)),
+    Row(fs.PostLocalSGD(7, 3), lambda z: 7 * z.ring(z.p) + -(-(z.t - 7) // 3) * z.ring(z.s)),
+    Row(fs.AdaComm(3, 1e9), lambda z: z.times_and_end(3) * z.ring(z.s) + z.times(3) * z.ring(16)),
+    Row(fs.Households(2, 3), lambda z: 2 * z.t * z.ring(z.p, 2) + z.times_and_end(3) * z.ring(z.s)),
+    Row(
+        fs.Households(4, 8, 2, neighbourhoods=2, neighbourhood_period=4),
+        lambda z: (z.times(4) - z.times(8)) * 2 * z.ring(z.s, 2) + z.times_and_end(8) * z.ring(z.s),
+    ),
+    Row(fs.DiLoCo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
+    Row(fs.DiLoCo(3, codec=fs.Float16()), lambda z: z.times_and_end(3) * z.ring(z.s // 4)),
+    Row(fs.SlowMo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
+    Row(fs.NoSync(0.3), lambda z: (z.t + 1) * z.ring(z.s)),
+    Row(fs.NoSync(0.3, period=2, staleness=1), lambda z: (z.times(2) + 1) * z.ring(z.s)),
+    Row(fs.NoSync(0.3, best=2), lambda z: z.t * (z.scores() + (1 + z.w - 1) * z.s) + z.ring(z.s), loses=STOPS),
+    Row(fs.PSOPS(3), lambda z: z.times(3) * (z.scores() + z.spread(z.p)) + z.scores() + z.spread(z.s)),
+    Row(fs.EASGD(2), lambda z: z.w * (2 * z.times(2) + 1) * z.s),
+    Row(fs.EASGD(2, mode="sync"), lambda z: z.times(2) * z.ring(z.s)),
+    Row(fs.EAMSGD(2), lambda z: z.w * (2 * z.times(2) + 1) * z.s),
+    Row(fs.EAWild(2), lambda z: z.w * (2 * z.times(2) + 1) * z.s, repeats=RACES),
+    Row(
+        fs.EAWild(2, groups=2),
+        lambda z: 2 * z.t * z.ring(z.p, 2) + z.times(2) * 2 * (2 * z.s + z.s) + z.w * z.s,
+        repeats=RACES,
+    ),
+    Row(fs.Hogwild(), lambda z: z.w * (2 * z.t + 2) * z.p + z.ring(z.b), repeats=RACES),
+    Row(fs.AsyncSGD(), lambda z: z.w * (2 * z.t + 1) * z.p + z.ring(z.b), repeats=RACES),
+    Row(
+        fs.AsyncSGD(momentum=0.5, staleness_aware=True, delay_compensation=0.1),
+        lambda z: z.w * ((5 * z.t + 1) * z.p + z.t * 16) + z.ring(z.b),
+        repeats=RACES,
+    ),
+    Row(fs.Downpour(3, 2), lambda z: z.w * (z.times_and_end(3) + z.times(2) + 1) * z.p + z.ring(z.b), repeats=RACES),
+    Row(fs.StaleSync(2), lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b), repeats=RACES),
+    Row(fs.StaleSync(0), lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b)),
+    Row(fs.GoSGD(0.5), None, repeats=RACES),
+    Row(fs.ADPSGD(), lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.ring(z.s), repeats=RACES),
+    Row(fs.DPSGD(), lambda z: z.w * 2 * z.t * z.s + z.ring(z.s), loses=STOPS),
+    Row(fs.DPSGD("exponential"), lambda z: z.w * 3 * z.t * z.s + z.ring(z.s), loses=STOPS),
+    Row(
+        fs.Codistillation(2, 4, 5),
+        lambda z: (
+            2 * z.t * z.ring(z.p, 2)
+            + (1 + (z.t - 5) // 4) * z.w * z.s
+            + 2 * z.ring(z.b + 8, 2)
+            + z.scores()
+            + z.spread(z.s)
+        ),
+        loses=STOPS,
+    ),
+]
+
+
+def _half(nbytes: int) -> int:
+    """The half of a tensor of doubles that a leader sends to the other of its pair; then both pass a half on."""
+    return nbytes // 2

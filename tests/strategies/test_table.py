@@ -1,0 +1,156 @@
+"""What every strategy must satisfy: the rows of the table by the tests of this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+
+import pytest
+import torch
+from tests.strategies.harness import distributed, flat, net_with_statistics, sgd, single, train
+from tests.strategies.invalid import INVALID
+from tests.strategies.table import TABLE, Size
+from torch import nn
+
+import flockstep as fs
+from flockstep.codecs import CODECS
+from flockstep.strategies import STRATEGIES
+
+every_row = pytest.mark.parametrize("row", TABLE, ids=str)
+
+
+def test_no_strategy_is_left_out():
+    assert {type(row.strategy) for row in TABLE} == set(STRATEGIES.values())
+
+
+def test_no_field_goes_unchecked():
+    specs = {*STRATEGIES.values(), *CODECS.values()}
+    fields = {(spec, field.name) for spec in specs for field in dataclasses.fields(spec)}
+    assert {(spec, name) for spec, values, _ in INVALID for name in values} == fields
+
+
+@pytest.mark.parametrize(("spec", "values", "message"), INVALID)
+def test_every_field_is_checked(spec, values, message):
+    with pytest.raises(ValueError) as raised:
+        spec(**values)
+    assert message in str(raised.value)
+
+
+@every_row
+def test_one_worker_is_plain_training(row):
+    ((before, after),) = distributed(row.strategy, workers=1, momentum=0.9)
+    expected = single(momentum=0.9, workers=1)
+    assert torch.equal(before, expected)
+    assert torch.equal(after, expected)
+
+
+@every_row
+def test_the_same_seed_gives_the_same_bits(row):
+    """With uneven workers and any number of lanes."""
+    how = {"compute": fs.Compute(jitter=0.5), "seed": 7}
+    first, *others = [
+        distributed(row.strategy, workers=row.workers, options={**how, "lanes": lanes}) for lanes in (1, 2, 2)
+    ]
+    for other in others:
+        for ours, theirs in zip(first, other, strict=True):
+            assert torch.equal(ours[0], theirs[0])
+            assert torch.equal(ours[1], theirs[1])
+
+
+@every_row
+def test_real_processes_agree_with_the_simulator(row, backend):
+    """Within rounding where the method leaves nothing to chance; otherwise they end somewhere, and all alike."""
+    real = distributed(row.strategy, backend, workers=row.workers)
+    assert all(torch.equal(after, real[0][1]) for _, after in real)
+    if row.repeats:
+        assert real[0][1].isfinite().all()
+        return
+    for ours, theirs in zip(real, distributed(row.strategy, workers=row.workers), strict=True):
+        assert torch.allclose(ours[0], theirs[0], rtol=1e-9, atol=1e-12)
+        assert torch.allclose(ours[1], theirs[1], rtol=1e-9, atol=1e-12)
+
+
+@every_row
+@pytest.mark.parametrize("model", [None, net_with_statistics], ids=["plain", "with statistics"])
+def test_bytes_follow_the_formula(row, model):
+    steps = 18
+
+    def program(comm):
+        worker, _ = train(comm, row.strategy, steps=steps, **({"make_model": model} if model else {}))
+        worker.finish()
+        return comm.meter.bytes_sent, worker.flat.parameters.nbytes, worker.flat.buffers.nbytes
+
+    told = fs.launch(program, row.workers)
+    size = Size(row.workers, steps, told[0][1], told[0][2])
+    moved = sum(nbytes for nbytes, *_ in told)
+    if row.bytes is not None:
+        assert moved == row.bytes(size)
+    else:  # a number of messages that chance decides
+        messages, rest = divmod(moved - size.ring(size.s), size.s + 8)
+        assert rest == 0
+        assert 0.25 < messages / (steps * row.workers) < 0.75
+
+
+@every_row
+def test_the_representative_is_the_same_on_all(row):
+    _, *afters = zip(*distributed(row.strategy, workers=row.workers), strict=True)
+    assert all(torch.equal(after, afters[0][0]) for after in afters[0])
+
+
+@every_row
+def test_statistics_are_those_of_the_representative(row):
+    """Every worker ends with the same statistics of batch normalisation, and they have moved from where they began."""
+
+    def program(comm):
+        worker, _ = train(comm, row.strategy, make_model=net_with_statistics)
+        model = worker.finish()
+        return model[1].running_mean.clone(), model[1].running_var.clone()
+
+    told = fs.launch(program, row.workers)
+    for mean, variance in told:
+        assert torch.equal(mean, told[0][0])
+        assert torch.equal(variance, told[0][1])
+        assert (variance > 0).all()
+        assert not torch.equal(mean, torch.zeros_like(mean))
+
+
+class Far(nn.Module):
+    """A single number, which only the strategy moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, _):
+        return self.x.expand(1, 1)
+
+
+@every_row
+def test_finish_never_mixes_in_a_worker_that_failed(row, local):
+    """The last worker stands a million off and dies before finish: nothing of it may be in the outcome.
+
+    What it gave before it died may be, so it moves away just before.
+    """
+
+    def program(comm):
+        model = Far()
+        worker = fs.Worker(comm, model, sgd(model, lr=0.0), row.strategy)
+        worker.total_steps = 1
+        for _ in range(1):
+            loss = worker.adjust_loss(model(None).sum() * 0, (None, None))
+            loss.backward()
+            worker.step(loss, accuracy=0.0)
+        if comm.rank == comm.size - 1:
+            with torch.no_grad():
+                model.x.fill_(1e6)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return flat(worker.finish()).item()
+
+    if row.loses:
+        with pytest.raises(fs.WorkerLost):
+            fs.launch(program, row.workers, local)
+        return
+    *values, lost = fs.launch(program, row.workers, local, on_failure="continue")
+    assert isinstance(lost, fs.WorkerLost)
+    assert values == [0.0] * (row.workers - 1)

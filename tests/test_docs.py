@@ -1,0 +1,67 @@
+"""The pages that are generated, and the example that is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import flockstep as fs
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_page_of_strategies_is_that_of_the_classes():
+    generated = runpy.run_path(str(DOCS / "generate.py"))["page"]()
+    assert (DOCS / "strategies.md").read_text() == generated, "run: python docs/generate.py"
+    assert "| – |" not in generated.replace("| – |", "", 1)  # Independent alone has no paper
+
+
+def block(language: str) -> str:
+    return re.search(rf"```{language}\n(.*?)```", (DOCS / "own_strategy.md").read_text(), flags=re.DOTALL)[1]
+
+
+def test_a_strategy_of_ones_own_is_short_installs_and_runs(tmp_path):
+    assert len(block("toml").splitlines()) + len(block("python").splitlines()) < 40
+    package, site = tmp_path / "package", tmp_path / "site"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(block("toml"))
+    (package / "flockstep_follow.py").write_text(block("python"))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+    ]
+    subprocess.run([*pip, str(package)], check=True, timeout=120, cwd=tmp_path)
+    command = block("console").splitlines()[1].split()
+    assert command[0] == "flockstep"
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--json"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["strategy"] == "follow"
+    assert told["fields"] == {"period": 2}
+    assert told["metrics"]["test_accuracy"] > 0.7
+
+
+def test_the_example_runs_where_it_stands(local):
+    names: dict[str, object] = {}
+    exec(block("python"), names)
+    result = fs.run("digits-mlp", names["Follow"](period=2), workers=2, backend=local, epochs=1)
+    assert result.metrics["test_accuracy"] > 0.4
