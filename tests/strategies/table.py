@@ -44,7 +44,8 @@ class Size:
 
 Bytes = Callable[[Size], int]
 ALWAYS, RACES = "", "its outcome depends on who comes first"
-GOES_ON, STOPS = "", "neighbours wait for the one who is lost"
+OWN, SHARED = "", "on local processes its parameters are the shared ones"
+GOES_ON, STOPS = "", "its messages go a fixed way, through every worker"
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,11 @@ class Row:
     bytes: Bytes | None  # over all workers; None: drawn at random, with a test of its own
     repeats: str = ALWAYS  # why it need not be the same on real processes as in the simulator
     loses: str = GOES_ON  # why it cannot go on without a lost worker
+    shares: str = OWN  # why what a worker does to its model is done to all
     workers: int = 4
 
     def __str__(self) -> str:
         return repr(self.strategy)
-
-
-def _mailed(z: Size) -> Bytes | None:
-    return None
 
 
 def _wire(codec_bytes: Callable[[Size], int]) -> Bytes:
@@ -73,10 +71,10 @@ TABLE = [
     Row(fs.SyncSGD("ring"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
     Row(fs.SyncSGD("tree"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
     Row(fs.SyncSGD("torus"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
-    # Of 4 workers in pairs: a ring inside (2n a pair), one of two leaders (2n), half the tensor and its two halves.
+    # 4 workers in pairs: 3(w−k) + 2(k−1) = 8 times all, and the smaller half of it in each of the two pairs.
     Row(
         fs.SyncSGD("hierarchical"),
-        lambda z: z.t * (2 * 2 + 2 + 2) * z.p + z.t * 2 * _half(z.p) + z.ring(z.b),
+        lambda z: z.t * (8 * z.p + 2 * (z.p // 8 // 2 * 8)) + z.ring(z.b),
         loses=STOPS,
     ),
     Row(fs.SyncSGD(codec=fs.Float16()), lambda z: z.t * z.ring(z.p // 4) + z.ring(z.b)),
@@ -98,7 +96,7 @@ TABLE = [
     Row(fs.SlowMo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
     Row(fs.NoSync(0.3), lambda z: (z.t + 1) * z.ring(z.s)),
     Row(fs.NoSync(0.3, period=2, staleness=1), lambda z: (z.times(2) + 1) * z.ring(z.s)),
-    Row(fs.NoSync(0.3, best=2), lambda z: z.t * (z.scores() + (1 + z.w - 1) * z.s) + z.ring(z.s), loses=STOPS),
+    Row(fs.NoSync(0.3, best=2), lambda z: z.t * (z.scores() + (1 + z.w - 1) * (z.s + 8)) + z.ring(z.s)),
     Row(fs.PSOPS(3), lambda z: z.times(3) * (z.scores() + z.spread(z.p)) + z.scores() + z.spread(z.s)),
     Row(fs.EASGD(2), lambda z: z.w * (2 * z.times(2) + 1) * z.s),
     Row(fs.EASGD(2, mode="sync"), lambda z: z.times(2) * z.ring(z.s)),
@@ -109,7 +107,7 @@ TABLE = [
         lambda z: 2 * z.t * z.ring(z.p, 2) + z.times(2) * 2 * (2 * z.s + z.s) + z.w * z.s,
         repeats=RACES,
     ),
-    Row(fs.Hogwild(), lambda z: z.w * (2 * z.t + 2) * z.p + z.ring(z.b), repeats=RACES),
+    Row(fs.Hogwild(), lambda z: z.w * (2 * z.t + 2) * z.p + z.ring(z.b), repeats=RACES, shares=SHARED),
     Row(fs.AsyncSGD(), lambda z: z.w * (2 * z.t + 1) * z.p + z.ring(z.b), repeats=RACES),
     Row(
         fs.AsyncSGD(momentum=0.5, staleness_aware=True, delay_compensation=0.1),
@@ -121,8 +119,8 @@ TABLE = [
     Row(fs.StaleSync(0), lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b)),
     Row(fs.GoSGD(0.5), None, repeats=RACES),
     Row(fs.ADPSGD(), lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.ring(z.s), repeats=RACES),
-    Row(fs.DPSGD(), lambda z: z.w * 2 * z.t * z.s + z.ring(z.s), loses=STOPS),
-    Row(fs.DPSGD("exponential"), lambda z: z.w * 3 * z.t * z.s + z.ring(z.s), loses=STOPS),
+    Row(fs.DPSGD(), lambda z: z.w * 2 * z.t * z.s + z.ring(z.s)),
+    Row(fs.DPSGD("exponential"), lambda z: z.w * 3 * z.t * z.s + z.ring(z.s)),
     Row(
         fs.Codistillation(2, 4, 5),
         lambda z: (
@@ -132,11 +130,5 @@ TABLE = [
             + z.scores()
             + z.spread(z.s)
         ),
-        loses=STOPS,
     ),
 ]
-
-
-def _half(nbytes: int) -> int:
-    """The half of a tensor of doubles that a leader sends to the other of its pair; then both pass a half on."""
-    return nbytes // 2

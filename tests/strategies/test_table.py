@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from tests.strategies.harness import distributed, flat, net_with_statistics, sgd, single, train
+from tests.strategies.harness import X, distributed, flat, net_with_statistics, sgd, single, train
 from tests.strategies.invalid import INVALID
 from tests.strategies.table import TABLE, Size
 from torch import nn
@@ -87,7 +87,7 @@ def test_bytes_follow_the_formula(row, model):
     if row.bytes is not None:
         assert moved == row.bytes(size)
     else:  # a number of messages that chance decides
-        messages, rest = divmod(moved - size.ring(size.s), size.s + 8)
+        messages, rest = divmod(moved - size.ring(size.s + 8), size.s + 8)
         assert rest == 0
         assert 0.25 < messages / (steps * row.workers) < 0.75
 
@@ -127,30 +127,43 @@ class Far(nn.Module):
 
 
 @every_row
-def test_finish_never_mixes_in_a_worker_that_failed(row, local):
-    """The last worker stands a million off and dies before finish: nothing of it may be in the outcome.
-
-    What it gave before it died may be, so it moves away just before.
-    """
+def test_training_goes_on_without_a_worker_that_failed_and_finish_never_mixes_it_in(row, local):
+    """After its second step the last worker moves a million off and dies; the others take three more, and finish."""
 
     def program(comm):
         model = Far()
         worker = fs.Worker(comm, model, sgd(model, lr=0.0), row.strategy)
-        worker.total_steps = 1
-        for _ in range(1):
+        worker.total_steps = 5
+        for step in range(5):
+            if comm.rank == comm.size - 1 and step == 2:
+                with torch.no_grad():
+                    model.x.add_(0.0 if row.shares else 1e6)
+                os.kill(os.getpid(), signal.SIGKILL)
             loss = worker.adjust_loss(model(None).sum() * 0, (None, None))
             loss.backward()
             worker.step(loss, accuracy=0.0)
-        if comm.rank == comm.size - 1:
-            with torch.no_grad():
-                model.x.fill_(1e6)
-            os.kill(os.getpid(), signal.SIGKILL)
         return flat(worker.finish()).item()
 
     if row.loses:
         with pytest.raises(fs.WorkerLost):
-            fs.launch(program, row.workers, local)
+            fs.launch(program, row.workers, local, on_failure="continue")
         return
     *values, lost = fs.launch(program, row.workers, local, on_failure="continue")
     assert isinstance(lost, fs.WorkerLost)
     assert values == [0.0] * (row.workers - 1)
+
+
+@every_row
+def test_statistics_can_be_computed_anew_from_data(row):
+    data = X.reshape(-1, X.shape[-1])
+
+    def program(comm):
+        worker, _ = train(comm, row.strategy, make_model=net_with_statistics, steps=3)
+        model = fs.recalibrate(worker.finish(), (data, data), batch_size=len(data))
+        inside = model[0](data)
+        return model[1].running_mean - inside.mean(0), model[1].running_var - inside.var(0), model.training
+
+    for mean, variance, is_training in fs.launch(program, row.workers):
+        assert mean.abs().max() < 1e-12
+        assert variance.abs().max() < 1e-12
+        assert is_training

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class SlowMoState:
     start: Tensor  # x_0, where all replicas stood after the last exchange, and the buffers
     velocity: Tensor  # u
+    rate: float = 1.0  # γ
     exchanged_at: int = 0
 
 
@@ -29,8 +30,9 @@ class SlowMo(Strategy[SlowMoState]):
 
         x̄ = (1/w) Σ_i x_i;   u ← βu + (x_0 − x̄)/γ;   x_0 ← x_0 − αγu;   x_i ← x_0
 
-    γ is the learning rate of the workers' optimizer (of its first group of parameters) at that moment. slow_lr=1 and
-    slow_momentum=0 equal LocalSGD. The optimizer's own state is kept. Statistics of batch normalisation are averaged.
+    γ is the learning rate of the workers' optimizer (of its first group of parameters): the last one that was not 0, so
+    that schedules may end there. slow_lr=1 and slow_momentum=0 equal LocalSGD. The optimizer's own state is kept.
+    Statistics of batch normalisation are averaged.
 
     Bytes: one all-reduce of parameters and buffers every `period` steps.
 
@@ -63,6 +65,7 @@ class SlowMo(Strategy[SlowMoState]):
         return SlowMoState(worker.flat.state.clone(), torch.zeros_like(worker.flat.parameters))
 
     def after_step(self, worker: Worker, state: SlowMoState) -> None:
+        state.rate = learning_rate(worker.optimizer) or state.rate
         if worker.steps % self.period == 0:
             self._exchange(worker, state)
 
@@ -72,10 +75,8 @@ class SlowMo(Strategy[SlowMoState]):
 
     def _exchange(self, worker: Worker, state: SlowMoState) -> None:
         mean, start, count = worker.comm.all_reduce(worker.flat.state, op="mean"), state.start, worker.flat.count
-        rate = learning_rate(worker.optimizer)
-        require(rate > 0, "lr", "be above 0 for SlowMo, which divides by it", rate)
-        state.velocity.mul_(self.slow_momentum).add_(start[:count] - mean[:count], alpha=1 / rate)
-        start[:count].sub_(state.velocity, alpha=self.slow_lr * rate)
+        state.velocity.mul_(self.slow_momentum).add_(start[:count] - mean[:count], alpha=1 / state.rate)
+        start[:count].sub_(state.velocity, alpha=self.slow_lr * state.rate)
         start[count:] = mean[count:]
         worker.flat.state.copy_(start)
         state.exchanged_at = worker.steps

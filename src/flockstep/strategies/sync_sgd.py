@@ -29,8 +29,8 @@ class SyncSGD(Strategy[SyncSGDState]):
     With w workers of batch b this is one worker of batch w·b. Statistics of batch normalisation are local while
     training, as in DistributedDataParallel without SyncBatchNorm, and averaged at the end.
 
-    Bytes: one all-reduce of the gradients a step, or the codec's; for models with such statistics, one of them at the
-    end.
+    Bytes: one all-reduce of the gradients a step, 2(w−1)n in all (hierarchical: 3(w−k) + 2(k−1) + (w−k)/G times n, with
+    k = w/G groups), or the codec's; for models with such statistics, one of them at the end.
 
     Use: on a fast and even network; as the reference for all others.
 
