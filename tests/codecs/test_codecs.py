@@ -118,7 +118,7 @@ def test_what_is_sent_again_and_again_arrives(codec):
     """The mean of what was decoded comes near the tensor: the error stays bounded while what was sent grows."""
     tensor = torch.randn(200, generator=torch.Generator().manual_seed(1))
     tensor = tensor.clamp(-0.45, 0.45) if isinstance(codec, fs.Threshold) else tensor
-    memory, total, rounds = memory_of(codec, tensor), torch.zeros(200), 400
+    memory, total, rounds = memory_of(codec, tensor), torch.zeros(200), 1600
     for _ in range(rounds):
         codec.add_decoded(codec.encode(tensor, memory), total, 1.0, memory)
     assert (total / rounds - tensor).abs().max() < 0.12
@@ -153,7 +153,7 @@ def test_workers_round_differently():
     numbers=some.lists(some.integers(0, 255), min_size=1, max_size=50),
 )
 def test_bits_are_packed_without_loss(width, numbers):
-    given = torch.tensor(numbers, dtype=torch.uint8) % (1 << width)
+    given = torch.tensor([number % (1 << width) for number in numbers], dtype=torch.uint8)
     packed = pack(given, width)
     assert packed.numel() == packed_bytes(len(numbers), width)
     assert torch.equal(unpack(packed, len(numbers), width), given)
@@ -205,17 +205,19 @@ def test_a_threshold_sends_what_has_grown_beyond_it():
 
 @pytest.mark.parametrize("codec", SPECS, ids=repr)
 @pytest.mark.parametrize("elements", [1, 200])
-def test_the_mean_is_the_same_on_all_workers_and_counted(codec, elements, launch):
+def test_the_mean_is_that_of_the_messages_and_the_same_on_all_workers(codec, elements):
     def program(comm):
         tensor = torch.randn(elements, generator=torch.Generator().manual_seed(comm.rank))
-        memory = memory_of(codec, tensor, seed=comm.seed, rank=comm.rank)
+        memory, alone = (memory_of(codec, tensor, seed=comm.seed, rank=comm.rank) for _ in range(2))
+        decoded = codec.decode(codec.encode(tensor, alone), tensor, alone)
         codec.average(comm, tensor, memory)
-        return tensor, comm.meter.bytes_sent
+        return tensor, decoded
 
-    told = launch(program, 3)
-    assert all(torch.equal(tensor, told[0][0]) for tensor, _ in told)
-    assert told[0][0].isfinite().all()
-    assert all(nbytes > 0 or isinstance(codec, fs.Threshold) for _, nbytes in told) or elements == 1
+    told = fs.launch(program, 3)
+    assert all(torch.equal(mean, told[0][0]) for mean, _ in told)
+    if not isinstance(codec, fs.PowerSGD):  # whose workers agree on common factors
+        expected = torch.stack([decoded for _, decoded in told]).mean(0)
+        assert torch.allclose(told[0][0], expected, rtol=1e-3, atol=1e-6)
 
 
 def test_a_mean_of_what_is_kept_whole_is_the_mean():

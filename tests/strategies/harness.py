@@ -27,6 +27,47 @@ def net_with_statistics() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).double()
 
 
+class Vector(nn.Module):
+    """Numbers that gradients of a test's own making move."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(start.clone())
+
+
+def drive(
+    comm: fs.Comm, strategy: fs.Strategy[Any], start: Tensor, gradients: Sequence[Tensor], lr: float = 1.0
+) -> fs.Worker:
+    """A worker that has used the given gradients, one a step, from the common start."""
+    model = Vector(start)
+    worker = fs.Worker(comm, model, sgd(model, lr), strategy)
+    worker.total_steps = len(gradients)
+    for gradient in gradients:
+        model.x.grad = gradient.clone()
+        worker.step(0.0, accuracy=0.0)
+    return worker
+
+
+def in_order(
+    strategy: fs.Strategy[Any], order: Sequence[int], gradients: Sequence[Tensor], start: Tensor, lr: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Steps that workers take one after the other in the given order; each worker's numbers before and after finish."""
+
+    def program(comm: fs.Comm) -> tuple[Tensor, Tensor]:
+        model = Vector(start)
+        worker = fs.Worker(comm, model, sgd(model, lr), strategy)
+        for rank, gradient in zip(order, gradients, strict=True):
+            if comm.rank == rank:
+                model.x.grad = gradient.clone()
+                worker.step(0.0)
+            comm.barrier()
+        before = model.x.detach().clone()
+        worker.finish()
+        return before, model.x.detach().clone()
+
+    return fs.launch(program, 1 + max(order))
+
+
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 

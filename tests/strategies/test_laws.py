@@ -8,32 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from tests.strategies.harness import distributed, sgd
-from torch import nn
+from tests.strategies.harness import Vector, distributed, drive, sgd
 
 import flockstep as fs
 from flockstep.topology import GRAPHS, bipartite_neighbours, edges_of, metropolis_weights, neighbours_of
 
 few = settings(max_examples=25, deadline=None)
-
-
-class Vector(nn.Module):
-    """Numbers that gradients of our own making move."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.x = nn.Parameter(value.clone())
-
-
-def drive(comm, strategy, start, gradients, lr=1.0):
-    """A worker that has used the given gradients, one a step, from the common start."""
-    model = Vector(start)
-    worker = fs.Worker(comm, model, sgd(model, lr), strategy)
-    worker.total_steps = len(gradients)
-    for gradient in gradients:
-        model.x.grad = gradient.clone()
-        worker.step(0.0, accuracy=0.0)
-    return worker
 
 
 @few

@@ -1,4 +1,7 @@
-"""Limits that tie the methods to each other, in double precision: to the bit, or to 1e-9 where sums differ in order."""
+"""Limits that tie the methods to each other, in double precision: to the bit, or to 1e-9 where sums differ in order.
+
+In the simulator: that the other backends agree with it is a property of the table.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 
 import pytest
 import torch
-from tests.strategies.harness import W, X, assert_same, distributed, flat, train
+from tests.strategies.harness import W, assert_same, distributed
 
 import flockstep as fs
 
@@ -19,20 +22,20 @@ def befores(runs):
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_a_swarm_with_full_pull_is_local_sgd(backend, period):
-    swarm = distributed(fs.NoSync(pull=1, period=period), backend)
-    assert_same(befores(swarm), befores(distributed(fs.LocalSGD(period), backend)))
-    assert_same(swarm, distributed(fs.LocalSGD(period), backend), CLOSE)
+def test_a_swarm_with_full_pull_is_local_sgd(period):
+    swarm = distributed(fs.NoSync(pull=1, period=period))
+    assert_same(befores(swarm), befores(distributed(fs.LocalSGD(period))))
+    assert_same(swarm, distributed(fs.LocalSGD(period)), CLOSE)
 
 
-def test_a_swarm_without_pull_is_independent(backend):
-    assert_same(befores(distributed(fs.NoSync(pull=0), backend)), befores(distributed(fs.Independent(), backend)))
+def test_a_swarm_without_pull_is_independent():
+    assert_same(befores(distributed(fs.NoSync(pull=0))), befores(distributed(fs.Independent())))
 
 
 @pytest.mark.parametrize("period", [1, 4])
-def test_a_swarm_that_follows_its_best_is_best_only(backend, period):
-    swarm = distributed(fs.NoSync(pull=1, best=1, period=period), backend)
-    assert_same(befores(swarm), befores(distributed(fs.BestOnly(period), backend)))
+def test_a_swarm_that_follows_its_best_is_best_only(period):
+    swarm = distributed(fs.NoSync(pull=1, best=1, period=period))
+    assert_same(befores(swarm), befores(distributed(fs.BestOnly(period))))
 
 
 def test_a_swarm_of_the_best_w_is_the_whole_swarm():
@@ -40,23 +43,23 @@ def test_a_swarm_of_the_best_w_is_the_whole_swarm():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_an_outer_optimizer_that_does_nothing_is_local_sgd(backend, momentum):
-    expected = distributed(fs.LocalSGD(3), backend, momentum=momentum)
+def test_an_outer_optimizer_that_does_nothing_is_local_sgd(momentum):
+    expected = distributed(fs.LocalSGD(3), momentum=momentum)
     for nesterov in (True, False):
         outer = fs.DiLoCo(period=3, outer_lr=1.0, outer_momentum=0.0, nesterov=nesterov)
-        assert_same(distributed(outer, backend, momentum=momentum), expected, CLOSE)
+        assert_same(distributed(outer, momentum=momentum), expected, CLOSE)
     slow = fs.SlowMo(period=3, slow_lr=1.0, slow_momentum=0.0)
-    assert_same(distributed(slow, backend, momentum=momentum), expected, CLOSE)
+    assert_same(distributed(slow, momentum=momentum), expected, CLOSE)
 
 
-def test_one_household_is_sync_sgd(backend):
-    assert_same(distributed(fs.Households(count=1, world_period=4), backend), distributed(fs.SyncSGD(), backend), CLOSE)
+def test_one_household_is_sync_sgd():
+    assert_same(distributed(fs.Households(count=1, world_period=4)), distributed(fs.SyncSGD()), CLOSE)
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_households_of_one_worker_are_local_sgd(backend, period):
+def test_households_of_one_worker_are_local_sgd(period):
     alone = fs.Households(count=W, world_period=period)
-    assert_same(distributed(alone, backend), distributed(fs.LocalSGD(period), backend))
+    assert_same(distributed(alone), distributed(fs.LocalSGD(period)))
 
 
 def test_neighbourhoods_that_are_the_world_change_nothing():
@@ -64,24 +67,24 @@ def test_neighbourhoods_that_are_the_world_change_nothing():
     assert_same(distributed(whole), distributed(fs.Households(2, 3)), CLOSE)
 
 
-def test_no_staleness_is_sync_sgd_with_the_learning_rate_of_a_sum(backend):
+def test_no_staleness_is_sync_sgd_with_the_learning_rate_of_a_sum():
     """The server adds up all workers' changes, where SyncSGD takes their mean: w times the learning rate."""
-    stale = distributed(fs.StaleSync(staleness=0), backend, lr=0.1 / W)
-    assert_same(stale, distributed(fs.SyncSGD(), backend, lr=0.1), CLOSE)
+    stale = distributed(fs.StaleSync(staleness=0), lr=0.1 / W)
+    assert_same(stale, distributed(fs.SyncSGD(), lr=0.1), CLOSE)
 
 
 def test_downpour_at_every_step_is_async_sgd():
     assert_same(distributed(fs.Downpour(1, 1)), distributed(fs.AsyncSGD()))
 
 
-def test_elastic_averaging_without_momentum_is_easgd(backend):
-    elastic = distributed(fs.EAMSGD(period=2, alpha=0.2, momentum=0.0), backend)
-    assert_same(elastic, distributed(fs.EASGD(period=2, alpha=0.2), backend), CLOSE)
+def test_elastic_averaging_without_momentum_is_easgd():
+    elastic = distributed(fs.EAMSGD(period=2, alpha=0.2, momentum=0.0))
+    assert_same(elastic, distributed(fs.EASGD(period=2, alpha=0.2)), CLOSE)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical", "hierarchical:4", "torus", "torus:4x1"])
-def test_every_all_reduce_algorithm_is_the_flat_one(backend, algorithm):
-    assert_same(distributed(fs.SyncSGD(algorithm), backend), distributed(fs.SyncSGD(), backend), CLOSE)
+def test_every_all_reduce_algorithm_is_the_flat_one(algorithm):
+    assert_same(distributed(fs.SyncSGD(algorithm)), distributed(fs.SyncSGD()), CLOSE)
 
 
 def test_switching_at_once_is_local_sgd_and_never_is_sync_sgd():
@@ -91,13 +94,6 @@ def test_switching_at_once_is_local_sgd_and_never_is_sync_sgd():
 
 def test_adaptive_averaging_that_never_decides_is_local_sgd():
     assert_same(distributed(fs.AdaComm(initial_period=4, interval_seconds=1e9)), distributed(fs.LocalSGD(4)))
-
-
-def test_mixing_with_all_is_local_sgd_of_period_1_one_step_later():
-    """Complete graph: all weights are 1/w, so mixing is averaging. Algorithm 1 mixes, then adds the own change."""
-    mixed = torch.stack([before for before, _ in distributed(fs.DPSGD("complete"))])
-    averaged = distributed(fs.LocalSGD(1))[0][1]
-    assert torch.allclose(mixed.mean(0), averaged, rtol=CLOSE)
 
 
 def test_a_codec_that_keeps_everything_changes_nothing():
@@ -141,6 +137,3 @@ def test_the_problem_is_one_on_which_workers_differ():
     """All of the above would hold for workers that see the same data."""
     replicas = [before for before, _ in distributed(fs.Independent())]
     assert not torch.allclose(replicas[0], replicas[1], rtol=1e-3)
-    assert len(X) >= 20
-    assert callable(train)
-    assert flat is not None

@@ -1,64 +1,19 @@
-"""Limits and equations that tie the methods to plain training and to each other."""
+"""Averaging at intervals and the elastic family, against their equations written out by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from tests.strategies.harness import B, W, X, Y, assert_same, distributed, flat, net, sgd, single, train
 from torch import nn
 from torch.nn import functional as F
 
 import flockstep as fs
 
-W, B, STEPS = 4, 6, 20
-GENERATOR = torch.Generator().manual_seed(2)
-X = torch.randn(STEPS, W * B, 10, dtype=torch.float64, generator=GENERATOR)
-Y = torch.randint(3, (STEPS, W * B), generator=GENERATOR)
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-
-
-def optimizer_of(model, momentum=0.0):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-
-
-def flat(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def distributed(strategy, backend, workers=W, momentum=0.0, steps=STEPS):
-    """Every worker's parameters after training on its own share of each batch, before and after finish."""
-
-    def program(comm):
-        model = net()
-        worker = fs.Worker(comm, model, optimizer_of(model, momentum), strategy)
-        for x, y in zip(X[:steps], Y[:steps], strict=True):
-            mine = slice(comm.rank * B, (comm.rank + 1) * B)
-            loss = F.cross_entropy(model(x[mine]), y[mine])
-            loss.backward()
-            worker.step(loss)
-        before = flat(model)
-        return before, flat(worker.finish())
-
-    return fs.launch(program, workers, backend)
-
-
-def single(momentum=0.0, steps=STEPS):
-    """One process on the whole batches."""
-    model = net()
-    optimizer = optimizer_of(model, momentum)
-    for x, y in zip(X[:steps], Y[:steps], strict=True):
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return flat(model)
-
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sync_sgd_is_one_process_with_the_large_batch(backend, momentum):
-    expected = single(momentum)
+    expected = single(momentum=momentum)
     for before, after in distributed(fs.SyncSGD(), backend, momentum=momentum):
         assert torch.allclose(before, expected, rtol=1e-6, atol=1e-12)
         assert torch.equal(before, after)
@@ -75,16 +30,13 @@ def test_local_sgd_of_period_1_with_plain_sgd_is_sync_sgd(backend):
     "strategy", [fs.SyncSGD(), fs.LocalSGD(period=3), fs.LocalSGD(period=4, momentum="average")], ids=repr
 )
 def test_simulated_and_local_workers_agree_bit_for_bit(local, strategy):
-    simulated = distributed(strategy, "sim", momentum=0.9)
-    for one, other in zip(simulated, distributed(strategy, local, momentum=0.9), strict=True):
-        assert torch.equal(one[0], other[0])
-        assert torch.equal(one[1], other[1])
+    assert_same(distributed(strategy, momentum=0.9), distributed(strategy, local, momentum=0.9))
 
 
 def by_hand(period, momentum, steps, at_average):
     """Local SGD written out: separate models, averaged by hand."""
     models = [net() for _ in range(W)]
-    optimizers = [optimizer_of(model, momentum) for model in models]
+    optimizers = [sgd(model, momentum=momentum) for model in models]
     for step in range(steps):
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             mine = slice(rank * B, (rank + 1) * B)
@@ -115,21 +67,21 @@ def average(optimizers):
 @pytest.mark.parametrize(("momentum", "at_average"), [("keep", lambda _: None), ("reset", reset), ("average", average)])
 def test_local_sgd_is_averaging_by_hand(momentum, at_average):
     expected = by_hand(3, 0.9, 11, at_average)
-    results = distributed(fs.LocalSGD(period=3, momentum=momentum), "sim", momentum=0.9, steps=11)
+    results = distributed(fs.LocalSGD(period=3, momentum=momentum), momentum=0.9, steps=11)
     for (before, after), own in zip(results, expected, strict=True):
         assert torch.allclose(before, own, rtol=1e-9, atol=1e-12)
         assert torch.allclose(after, torch.stack(expected).mean(0), rtol=1e-9, atol=1e-12)
 
 
 def test_what_happens_to_momentum_matters():
-    finals = [distributed(fs.LocalSGD(3, momentum=m), "sim", momentum=0.9)[0][1] for m in ("keep", "reset", "average")]
+    finals = [distributed(fs.LocalSGD(3, momentum=m), momentum=0.9)[0][1] for m in ("keep", "reset", "average")]
     assert not torch.allclose(finals[0], finals[1])
     assert not torch.allclose(finals[0], finals[2])
 
 
 def test_one_shot_averaging_averages_only_at_the_end():
-    alone = torch.stack([before for before, _ in distributed(fs.Independent(), "sim")])
-    for rank, (before, after) in enumerate(distributed(fs.LocalSGD(period=None), "sim")):
+    alone = torch.stack([before for before, _ in distributed(fs.Independent())])
+    for rank, (before, after) in enumerate(distributed(fs.LocalSGD(period=None))):
         assert torch.equal(before, alone[rank])
         assert torch.allclose(after, alone.mean(0), rtol=1e-12)
 
@@ -228,49 +180,10 @@ def test_period_counts_optimizer_steps():
 
 def test_ea_wild_groups_move_as_one(backend):
     def program(comm):
-        model = net()
-        strategy = fs.EAWild(period=2, groups=2, representative="random")
-        worker = fs.Worker(comm, model, optimizer_of(model), strategy)
-        for x, y in zip(X[:6], Y[:6], strict=True):
-            mine = slice(comm.rank * B, (comm.rank + 1) * B)
-            loss = F.cross_entropy(model(x[mine]), y[mine])
-            loss.backward()
-            worker.step(loss)
-        return flat(model)
+        worker, _ = train(comm, fs.EAWild(period=2, groups=2, representative="random"), steps=6)
+        return flat(worker.model)
 
     first, second, third, fourth = fs.launch(program, 4, backend)
     assert torch.equal(first, second)
     assert torch.equal(third, fourth)
     assert not torch.equal(first, third)
-
-
-def test_groups_must_divide_the_workers():
-    with pytest.raises(fs.InvalidField, match=r"'groups' must divide the number of workers, 4 \(got 3\)"):
-        distributed(fs.EAWild(groups=3), "sim")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fs.LocalSGD(period=0), r"'period' must be at least 1 \(got 0\)"),
-        (lambda: fs.LocalSGD(period=2.5), r"'period' must be a whole number \(got 2.5\)"),
-        (lambda: fs.LocalSGD(period=True), r"'period' must be a whole number \(got True\)"),
-        (
-            lambda: fs.LocalSGD(2, momentum="drop"),
-            r"'momentum' must be one of 'keep', 'reset', 'average' \(got 'drop'\)",
-        ),
-        (lambda: fs.EASGD(period=-1), r"'period' must be at least 1 \(got -1\)"),
-        (lambda: fs.EASGD(period=1, alpha=1.5), r"'alpha' must be between 0 and 1 \(got 1.5\)"),
-        (lambda: fs.EASGD(period=1, alpha=float("nan")), r"'alpha' must be between 0 and 1 \(got nan\)"),
-        (lambda: fs.EASGD(period=1, mode="chaos"), r"'mode' must be one of"),
-        (lambda: fs.EAWild(groups=0), r"'groups' must be at least 1 \(got 0\)"),
-        (
-            lambda: fs.EAWild(representative="last"),
-            r"'representative' must be one of 'first', 'random' \(got 'last'\)",
-        ),
-        (lambda: fs.SyncSGD(all_reduce="carrier pigeon"), r"'all_reduce' must be one of 'flat'"),
-    ],
-)
-def test_fields_are_validated(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
