@@ -34,7 +34,7 @@ def rule(text: str) -> str:
     """The first indented paragraph: the update rule."""
     found = re.search(r"\n\n((?:    .*\n?)+)", text)
     lines = found[1].strip("\n").splitlines() if found else []
-    return "<br>".join(f"`{re.sub(r'  +', '  ', line.strip())}`" for line in lines)
+    return "<br>".join(f"`{re.sub(r'  +', '  ', line.strip().replace('`', ''))}`" for line in lines)
 
 
 def row(spec: Any) -> str:

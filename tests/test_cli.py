@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 import flockstep as fs
+from flockstep import demo
 from flockstep.cli import main, make_strategy
 
 
@@ -69,7 +70,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
     [
         (
             ["run", "digits-mlp", "sync_sdg"],
-            "unknown strategy 'sync_sdg'; known: ea_wild, easgd, independent, ",
+            "unknown strategy 'sync_sdg'; known: ad_psgd, adacomm, async_sgd, ",
         ),
         (["run", "digits", "sync_sgd"], "unknown task 'digits'; known: digits-mlp"),
         (
@@ -86,9 +87,20 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         (["run", "digits-mlp", "local_sgd", "--set", "period=x"], "'period' must be int or none (got 'x')"),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "perod=3"],
-            "unknown field of local_sgd 'perod'; known: momentum, period",
+            "unknown field of local_sgd 'perod'; known: codec, momentum, period",
         ),
         (["run", "digits-mlp", "local_sgd", "--set", "period"], "'--set' must be FIELD=VALUE (got 'period')"),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--set", "codec=two_bits"],
+            "unknown codec 'two_bits'; known: float16, int8, ",
+        ),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k"],
+            "'ratio' of top_k must be given: codec=top_k(ratio=…)",
+        ),
+        (["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(ratio=2)"], "'ratio' must be above 0 and at most 1"),
+        (["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(1,2)"], "'codec' must give top_k at most 1 values"),
+        (["run", "digits-mlp", "sync_sgd", "--set", "codec=(("], "'codec' must be a codec such as one_bit or top_k"),
         (["list", "strategy"], "unknown list 'strategy'; known: assignments, backends"),
     ],
 )
@@ -102,9 +114,14 @@ def test_bad_input_is_one_line_on_stderr(flockstep, arguments, message):
 
 def test_list_names_everything(flockstep):
     listed = json.loads(flockstep("list", "--json").stdout)
-    assert set(listed) == {"strategies", "tasks", "assignments", "backends", "networks"}
+    assert set(listed) == {"strategies", "codecs", "tasks", "assignments", "backends", "networks"}
     assert {usage.split()[0] for usage in listed["strategies"]} == {
-        "sync_sgd", "independent", "local_sgd", "easgd", "ea_wild",
+        "sync_sgd", "independent", "best_only", "local_sgd", "post_local_sgd", "adacomm", "households", "diloco",
+        "slowmo", "nosync", "pso_ps", "easgd", "eamsgd", "ea_wild", "hogwild", "async_sgd", "downpour", "stale_sync",
+        "gosgd", "ad_psgd", "d_psgd", "codistillation",
+    }  # fmt: skip
+    assert {usage.split()[0] for usage in listed["codecs"]} == {
+        "float16", "int8", "one_bit", "qsgd", "threshold", "top_k", "random_k", "power_sgd",
     }  # fmt: skip
     assert "local_sgd" in flockstep("list", "strategies").stdout
 
@@ -118,9 +135,7 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
     assert done.returncode == 0, done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(run["backend"], run["strategy"]) for run in runs] == [
-        (place, strategy)
-        for place in ("sim", "local")
-        for strategy in ("sync_sgd", "local_sgd", "easgd", "ea_wild", "independent")
+        (place, strategy) for place in ("sim", "local") for strategy in (each.name for each in demo.STRATEGIES)
     ]
     table = flockstep("demo", "--epochs", "1").stdout
     assert "LocalSGD(period=8)" in table
@@ -134,6 +149,16 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
         ("easgd", ["period=4", "alpha=0.25", "mode=sync"], fs.EASGD(4, 0.25, "sync")),
         ("ea_wild", ["groups=2", "representative=random"], fs.EAWild(groups=2, representative="random")),
         ("sync_sgd", [], fs.SyncSGD()),
+        ("sync_sgd", ["codec=one_bit"], fs.SyncSGD(codec=fs.OneBit())),
+        ("local_sgd", ["period=8", "codec=top_k(ratio=0.01)"], fs.LocalSGD(8, codec=fs.TopK(0.01))),
+        (
+            "diloco",
+            ["period=8", "nesterov=false", "codec=qsgd(4, bucket=64)"],
+            fs.DiLoCo(8, nesterov=False, codec=fs.QSGD(4, 64)),
+        ),
+        ("post_local_sgd", ["switch_at=0.5", "period=4"], fs.PostLocalSGD(0.5, 4)),
+        ("post_local_sgd", ["switch_at=10", "period=4"], fs.PostLocalSGD(10, 4)),
+        ("async_sgd", ["staleness_aware=true", "momentum=0.9"], fs.AsyncSGD(0.9, True)),
     ],
 )
 def test_settings_become_fields(name, settings, expected):

@@ -150,7 +150,7 @@ class Comm(ABC):
     def in_background(self) -> Iterator[Callable[[], None]]:
         """Collectives and messages inside travel while this worker computes; what it gives waits for their end.
 
-        In the simulator the worker's clock stands still inside. Where time passes by itself, all is done inside.
+        The simulator's clock stands still inside; elsewhere all is done inside. Not for shared tensors.
         """
         yield lambda: None
 

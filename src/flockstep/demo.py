@@ -1,4 +1,4 @@
-"""The main job on embedded data: every strategy, simulated and on local processes, side by side."""
+"""The main job on embedded data: a strategy of each kind, simulated and on local processes, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,20 @@ from flockstep.backends.local import LocalProcesses
 from flockstep.backends.sim import Compute, Simulator
 from flockstep.network import Network
 from flockstep.result import Result
-from flockstep.strategies import EASGD, EAWild, Independent, LocalSGD, Strategy, SyncSGD, described
+from flockstep.strategies import (
+    ADPSGD,
+    EASGD,
+    AsyncSGD,
+    Codistillation,
+    DiLoCo,
+    EAWild,
+    Independent,
+    LocalSGD,
+    NoSync,
+    Strategy,
+    SyncSGD,
+    described,
+)
 from flockstep.training import run as train
 
 TASK = "digits-mlp"
@@ -25,8 +38,13 @@ COMPUTE = Compute(seconds=0.01, jitter=0.3)
 STRATEGIES: tuple[Strategy[Any], ...] = (
     SyncSGD(),
     LocalSGD(period=8),
+    DiLoCo(period=8),
+    NoSync(pull=0.1),
     EASGD(period=4),
     EAWild(period=4),
+    AsyncSGD(staleness_aware=True),
+    ADPSGD(),
+    Codistillation(groups=2, exchange_period=8, burn_in=16),
     Independent(),
 )
 

@@ -194,3 +194,28 @@ def test_households_talk_on_the_inner_link():
         return inside, comm.now()
 
     assert fs.launch(program, 4, network=outer) == [(0.001, 1.001)] * 4
+
+
+def test_background_work_takes_the_time_that_is_left_of_it():
+    """An all-reduce of two workers is two messages of a second: during 0.5 s of computing, or 5 s."""
+
+    def program(comm):
+        for seconds in (0.5, 5.0):
+            with comm.in_background() as wait:
+                comm.all_reduce(torch.zeros(4))
+            comm.elapse(seconds)
+            wait()
+        return comm.now()
+
+    network = fs.Network(latency_seconds=1.0, bytes_per_second=1e30)
+    assert fs.launch(program, 2, network=network) == pytest.approx([2.0 + 5.0] * 2)
+
+
+def test_shared_tensors_cannot_be_used_in_the_background():
+    def program(comm):
+        shared = comm.shared("value", torch.zeros(1))
+        with comm.in_background():
+            shared.read()
+
+    with pytest.raises(fs.FlockstepError, match=r"rank \d: read of shared 'value' cannot be in the background"):
+        fs.launch(program, 2)

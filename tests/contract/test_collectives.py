@@ -217,3 +217,18 @@ def test_a_tensor_that_requires_a_gradient_can_be_exchanged(launch):
         return weight.detach().clone()
 
     assert all(torch.equal(result, torch.full((3,), 0.5)) for result in launch(program, 2))
+
+
+def test_what_is_done_in_the_background_is_done(launch):
+    def program(comm):
+        tensor = torch.full((3,), float(comm.rank))
+        with comm.in_background() as wait:
+            comm.all_reduce(tensor)
+            if comm.rank == 0:
+                comm.send(tensor, 1)
+        wait()
+        if comm.rank == 1:
+            tensor = comm.recv(torch.zeros(3), 0)
+        return tensor.tolist(), comm.meter.exchanges
+
+    assert launch(program, 3) == [([3.0] * 3, 2), ([3.0] * 3, 1), ([3.0] * 3, 1)]

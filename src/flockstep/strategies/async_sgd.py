@@ -36,7 +36,8 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         staleness_aware:       u / max(1, s),  s the updates by others since x_read
         delay_compensation:    g + λ g ⊙ g ⊙ (x − x_read)  in g's place
 
-    With another optimizer than plain SGD its change takes the place of −ηg. finish: the server's parameters.
+    With another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add up, so many
+    workers want a smaller learning rate, or staleness_aware. finish: the server's parameters.
 
     Bytes: one add and one read of the parameters a step, and one read at the end; momentum, one more read and write
     (the server's velocity); delay compensation, one more read; staleness_aware, 16 a step.

@@ -24,7 +24,8 @@ class Downpour(Strategy[Server]):
         x_i ← x                                        every fetch_period steps
 
     Period 1 for both equals AsyncSGD. What was fetched replaces the worker's parameters, changes not pushed yet
-    included: these stay in a, as in the paper. finish: the server's parameters, once all have pushed the rest.
+    included: these stay in a, as in the paper. Changes of all workers add up, so many workers or long periods want a
+    smaller learning rate. finish: the server's parameters, once all have pushed the rest.
 
     Bytes: one add of the parameters every push_period steps and one read every fetch_period steps; at the end one add,
     unless just pushed, and one read.

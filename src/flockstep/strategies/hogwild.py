@@ -29,7 +29,7 @@ class Hogwild(Strategy[HogwildState]):
     On local processes the model's parameters *are* the shared pages: every worker computes on what the others are just
     changing, and updates may tear or be lost, as in the paper. A model with statistics of batch normalisation, which
     are each worker's own, reads and adds there too. With another optimizer than plain SGD its change takes the place
-    of −ηg.
+    of −ηg. Changes of all workers add up, so many workers want a smaller learning rate.
 
     Bytes: one read and one add of the parameters a step (as many are counted where they are shared pages), and one
     read at the end.

@@ -83,15 +83,15 @@ class SimComm(Comm):
 
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
-        # Not for shared tensors: their calls come in the order of clocks, which must not go back.
         slot = self._slot
         began = end = slot.clock
+        slot.is_in_background = True
 
         def wait() -> None:
             slot.clock = max(slot.clock, end)
 
         yield wait
-        end, slot.clock = slot.clock, began
+        end, slot.clock, slot.is_in_background = slot.clock, began, False
 
     # --- groups and shared tensors ----------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class Slot:
     call: str = "start"
     gate: threading.Lock = field(default_factory=threading.Lock)
     thread: threading.Thread | None = None
+    is_in_background: bool = False  # its clock will go back to when that began
     is_interruptible: bool = True  # False when the thread is on its way out by itself
 
     def __post_init__(self) -> None:

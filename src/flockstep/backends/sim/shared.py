@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
 from flockstep.comm import SharedTensor
+from flockstep.errors import FlockstepError
 from flockstep.meter import Meter
 from flockstep.network import Link, costs
 
@@ -178,4 +179,6 @@ class SimShared(SharedTensor):
             self._scheduler.wake(slot, max(slot.clock, self._slot.clock))
 
     def _call(self, verb: str) -> str:
+        if self._slot.is_in_background:  # calls come in the order of clocks, which must not go back
+            raise FlockstepError(f"rank {self._slot.rank}: {verb} of shared {self.name!r} cannot be in the background")
         return f"{verb} of shared {self.name!r}"
