@@ -86,11 +86,7 @@ def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, i
         case fs.LocalSGD(period=period, momentum="average"):  # SGD's momentum is as large as the model
             averages = steps // period
             return (2 * averages + (steps % period > 0)) * all_reduce, 2 * averages + (steps % period > 0)
-        case fs.LocalSGD(period=period):
-            return -(-steps // period) * all_reduce, -(-steps // period)
-        case fs.EASGD(period=period, mode="sync"):
-            return steps // period * all_reduce, steps // period
-        case fs.EASGD(period=period) | fs.EAWild(period=period, groups=None):
+        case fs.EASGD(period=period):
             return steps // period * blend + read, steps // period + 1
         case fs.EAWild(period=period, groups=groups):
             inside = groups * 2 * (w // groups - 1) * n
@@ -105,20 +101,16 @@ def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, i
     "strategy",
     [
         fs.SyncSGD(),
-        fs.LocalSGD(period=1),
-        fs.LocalSGD(period=4),
         fs.LocalSGD(period=None),
         fs.LocalSGD(period=4, momentum="average"),
         fs.EASGD(period=3),
-        fs.EASGD(period=3, mode="sync"),
-        fs.EAWild(),
-        fs.EAWild(period=3),
         fs.EAWild(period=3, groups=2),
         fs.Independent(),
     ],
     ids=repr,
 )
 def test_metrics_of_a_run_follow_the_strategies_formulas(backend, strategy):
+    """On every backend, some strategies; all of them in the simulator: tests/strategies/table.py."""
     result = fs.run("digits-mlp", strategy, workers=4, backend=backend, epochs=1, batch_size=40)
     steps, parameters = result.metrics["steps"], 64 * 128 + 128 + 128 * 10 + 10
     assert steps == 9

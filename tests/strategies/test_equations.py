@@ -12,17 +12,15 @@ import flockstep as fs
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sync_sgd_is_one_process_with_the_large_batch(backend, momentum):
+def test_sync_sgd_is_one_process_with_the_large_batch(momentum):
     expected = single(momentum=momentum)
-    for before, after in distributed(fs.SyncSGD(), backend, momentum=momentum):
+    for before, after in distributed(fs.SyncSGD(), momentum=momentum):
         assert torch.allclose(before, expected, rtol=1e-6, atol=1e-12)
         assert torch.equal(before, after)
 
 
-def test_local_sgd_of_period_1_with_plain_sgd_is_sync_sgd(backend):
-    for (local, _), (sync, _) in zip(
-        distributed(fs.LocalSGD(period=1), backend), distributed(fs.SyncSGD(), backend), strict=True
-    ):
+def test_local_sgd_of_period_1_with_plain_sgd_is_sync_sgd():
+    for (local, _), (sync, _) in zip(distributed(fs.LocalSGD(period=1)), distributed(fs.SyncSGD()), strict=True):
         assert torch.allclose(local, sync, rtol=1e-9, atol=1e-12)
 
 
@@ -98,7 +96,7 @@ def test_independent_is_represented_by_the_lowest_loss():
     assert fs.launch(program, 4) == [2.0] * 4
 
 
-def elastic(strategy, backend, steps, workers=3):
+def elastic(strategy, steps, workers=3):
     """Elastic methods with lr = 0 from prescribed positions: only the pulls move anything."""
 
     def program(comm):
@@ -111,10 +109,10 @@ def elastic(strategy, backend, steps, workers=3):
         worker.finish()
         return before, float(worker.flat.state)
 
-    return fs.launch(program, workers, backend)
+    return fs.launch(program, workers)
 
 
-def centre_start(backend):
+def centre_start():
     """Where rank 0's fresh model, and so the centre, starts."""
 
     def program(comm):
@@ -122,41 +120,40 @@ def centre_start(backend):
         fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent())
         return model.weight.item()
 
-    return fs.launch(program, 3, backend)[0]
+    return fs.launch(program, 3)[0]
 
 
 @pytest.mark.parametrize("alpha", [None, 0.25])
-def test_easgd_round_robin_is_the_equation_in_rank_order(backend, alpha):
-    rate, centre, x = alpha or 0.9 / 3, centre_start(backend), [0.0, 10.0, 20.0]
+def test_easgd_round_robin_is_the_equation_in_rank_order(alpha):
+    rate, centre, x = alpha or 0.9 / 3, centre_start(), [0.0, 10.0, 20.0]
     for _ in range(5):
         for rank in range(3):
             d = rate * (x[rank] - centre)
             x[rank] -= d
             centre += d
-    for rank, (before, after) in enumerate(elastic(fs.EASGD(period=1, alpha=alpha), backend, 5)):
+    for rank, (before, after) in enumerate(elastic(fs.EASGD(period=1, alpha=alpha), 5)):
         assert before == pytest.approx(x[rank], rel=1e-12)
         assert after == pytest.approx(centre, rel=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [None, 0.25])
-def test_easgd_sync_moves_both_sides_from_the_old_values(backend, alpha):
-    rate, centre, x = alpha or 0.9 / 3, centre_start(backend), [0.0, 10.0, 20.0]
+def test_easgd_sync_moves_both_sides_from_the_old_values(alpha):
+    rate, centre, x = alpha or 0.9 / 3, centre_start(), [0.0, 10.0, 20.0]
     for _ in range(5):
         mean = sum(x) / 3
         x = [value - rate * (value - centre) for value in x]
         centre = (1 - 3 * rate) * centre + 3 * rate * mean
-    for rank, (before, after) in enumerate(elastic(fs.EASGD(period=1, alpha=alpha, mode="sync"), backend, 5)):
+    for rank, (before, after) in enumerate(elastic(fs.EASGD(period=1, alpha=alpha, mode="sync"), 5)):
         assert before == pytest.approx(x[rank], rel=1e-12)
         assert after == pytest.approx(centre, rel=1e-12)
 
 
-def test_the_elastic_pull_conserves_the_sum(backend):
-    """What a worker loses the centre gains. Real workers without a lock may overwrite each other: no promise there."""
+def test_the_elastic_pull_conserves_the_sum():
+    """What a worker loses the centre gains."""
     for strategy in (fs.EASGD(period=1), fs.EAWild(alpha=0.2)):
-        total = 30.0 + centre_start(backend)
-        results = elastic(strategy, backend, 8)
-        if isinstance(strategy, fs.EASGD) or backend.__class__ is fs.Simulator:
-            assert sum(before for before, _ in results) + results[0][1] == pytest.approx(total, rel=1e-12)
+        total = 30.0 + centre_start()
+        results = elastic(strategy, 8)
+        assert sum(before for before, _ in results) + results[0][1] == pytest.approx(total, rel=1e-12)
         assert len({after for _, after in results}) == 1
 
 
@@ -178,12 +175,12 @@ def test_period_counts_optimizer_steps():
         assert fs.launch(program, 2)[0] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
 
 
-def test_ea_wild_groups_move_as_one(backend):
+def test_ea_wild_groups_move_as_one():
     def program(comm):
         worker, _ = train(comm, fs.EAWild(period=2, groups=2, representative="random"), steps=6)
         return flat(worker.model)
 
-    first, second, third, fourth = fs.launch(program, 4, backend)
+    first, second, third, fourth = fs.launch(program, 4)
     assert torch.equal(first, second)
     assert torch.equal(third, fourth)
     assert not torch.equal(first, third)

@@ -11,7 +11,9 @@ import torch
 from tests.strategies.harness import X, distributed, flat, net_with_statistics, sgd, single, train
 from tests.strategies.invalid import INVALID
 from tests.strategies.table import TABLE, Size
+from tests.test_worker import MODELS, OPTIMIZERS, batches
 from torch import nn
+from torch.nn import functional as F
 
 import flockstep as fs
 from flockstep.codecs import CODECS
@@ -113,6 +115,29 @@ def test_statistics_are_those_of_the_representative(row):
         assert torch.equal(variance, told[0][1])
         assert (variance > 0).all()
         assert not torch.equal(mean, torch.zeros_like(mean))
+
+
+@every_row
+@pytest.mark.parametrize("model", MODELS)
+def test_any_model_trains_with_any_optimizer_and_ends_equal_on_all_workers(row, model):
+    """Tied and frozen parameters, statistics, strides, half precision; with Adam, whose changes are no gradients."""
+
+    def program(comm):
+        net = MODELS[model]()
+        worker = fs.Worker(comm, net, OPTIMIZERS["adam"](net), row.strategy)
+        worker.total_steps = 10
+        for x, y in batches():
+            inputs = x.to(next(net.parameters()).dtype)
+            loss = worker.adjust_loss(F.cross_entropy(net(inputs).float(), y), (inputs, y))
+            loss.backward()
+            worker.step(loss, accuracy=0.5)
+        return worker.finish().state_dict()
+
+    first, *others = fs.launch(program, row.workers)
+    for name, value in first.items():
+        assert value.isfinite().all()
+        if not name.endswith("num_batches_tracked"):
+            assert all(torch.equal(value, other[name]) for other in others), name
 
 
 class Far(nn.Module):

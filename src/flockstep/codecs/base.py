@@ -39,7 +39,8 @@ class Memory:
 class Codec(ABC):
     """Base class. A codec is a frozen dataclass; what changes lives in the `Memory` that it is given.
 
-    A message is a flat tensor of bytes on the CPU, just as it travels. With error feedback nothing is lost over time:
+    A message is a flat tensor of bytes on the CPU, just as it travels. Half-precision tensors are worked on in single
+    precision. With error feedback nothing is lost over time:
 
         decode(encode(x)) + error = x + the error before
     """
@@ -51,12 +52,12 @@ class Codec(ABC):
 
     def memory(self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0) -> Memory:
         """A fresh memory for tensors like this one."""
-        error = torch.zeros(like.numel(), dtype=like.dtype) if self.feeds_back else None
+        error = torch.zeros(like.numel(), dtype=_wide(like.dtype)) if self.feeds_back else None
         return Memory(error, tuple(shapes), seed, np.random.default_rng((seed, rank)))
 
     def encode(self, tensor: Tensor, memory: Memory | None = None) -> Tensor:
         """The message for a flat tensor; with a memory, for the tensor and what was not sent before."""
-        tensor = tensor.cpu()
+        tensor = on_cpu(tensor)
         if memory is None or memory.error is None:
             return self._encode(tensor, memory)
         unsent = memory.error.add_(tensor)
@@ -66,13 +67,13 @@ class Codec(ABC):
 
     def decode(self, message: Tensor, like: Tensor, memory: Memory | None = None) -> Tensor:
         """The flat tensor that a message stands for, with as many elements of the same dtype as `like`."""
-        result = torch.zeros(like.numel(), dtype=like.dtype)
+        result = torch.zeros(like.numel(), dtype=_wide(like.dtype))
         self.add_decoded(message, result, 1.0, memory)
-        return result.to(like.device)
+        return result.to(like)
 
     @abstractmethod
     def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
-        """Add `scale` times what the message stands for to `total`, which lies on the CPU."""
+        """Add `scale` times what the message stands for to `total`, of single or double precision on the CPU."""
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
         """Replace a flat tensor on every worker by the mean over the workers, as far as their messages tell it.
@@ -80,14 +81,23 @@ class Codec(ABC):
         It is the same to the bit on all of them.
         """
         messages = carrier.all_gather(self.encode(tensor, memory))
-        total = tensor.zero_() if tensor.device.type == "cpu" else torch.zeros(tensor.shape, dtype=tensor.dtype)
+        total = on_cpu(tensor).zero_()
         for message in messages:
             self.add_decoded(message, total, 1.0, memory)
-        torch.div(total.to(tensor.device), len(messages), out=tensor)
+        tensor.copy_(total.div_(len(messages)))
 
     @abstractmethod
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         """The message for just this tensor, which lies on the CPU and stays as it is."""
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """The tensor as codecs work on it: itself, if it lies on the CPU and is of single or double precision."""
+    return tensor.to("cpu", _wide(tensor.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def blocks(elements: int, multiple: int = 8) -> Iterator[slice]:

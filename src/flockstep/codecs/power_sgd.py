@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Carrier, Codec, Memory, as_message, part_of
+from flockstep.codecs.base import Carrier, Codec, Memory, as_message, on_cpu, part_of
 from flockstep.fields import require_integer
 
 LEAST_SAVING = 2  # a matrix whose factors are not even this much smaller travels as it is
@@ -50,7 +50,7 @@ class PowerSGD(Codec):
         memory = super().memory(like, shapes, seed=seed, rank=rank)
         draw = torch.Generator().manual_seed(seed)  # all workers start from the same factors
         for count, _, columns, thin in self._layout(memory).forms:
-            memory.bases.append(torch.randn(count, columns, thin, generator=draw).to(like))
+            memory.bases.append(torch.randn(count, columns, thin, generator=draw).to(memory.error))
         return memory
 
     def nbytes(self, elements: int, shapes: Sequence[torch.Size] = (), itemsize: int = 4) -> int:
@@ -60,7 +60,7 @@ class PowerSGD(Codec):
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
         assert memory.error is not None
-        own, layout = memory.error.add_(tensor.cpu()), self._layout(memory)
+        own, layout = memory.error.add_(on_cpu(tensor)), self._layout(memory)
         matrices = layout.matrices(own)
         lefts = [matrix @ basis for matrix, basis in zip(matrices, memory.bases, strict=True)]
         rest = layout.rest(own)

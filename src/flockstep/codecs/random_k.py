@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Carrier, Codec, Memory, as_message, part_of
+from flockstep.codecs.base import Carrier, Codec, Memory, as_message, on_cpu, part_of
 from flockstep.codecs.sparse import require_ratio, share_of
 
 HEADER = 8  # the number that the places follow from
@@ -55,12 +55,12 @@ class RandomK(Codec):
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
         assert memory.error is not None
-        unsent = memory.error.add_(tensor.cpu())
+        unsent = memory.error.add_(on_cpu(tensor))
         places = self._places(_next_number(memory), tensor)
         values = unsent[places]
         unsent[places] = 0
         mean = carrier.all_reduce(values, op="mean")
-        tensor.zero_().index_put_((places.to(tensor.device),), mean.to(tensor.device))
+        tensor.zero_().index_put_((places.to(tensor.device),), mean.to(tensor))
 
     def _parts(self, message: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         number = int(part_of(message, 0, 1, torch.int64))

@@ -57,7 +57,8 @@ class GoSGD(Strategy[GoSGDState]):
 
     def init(self, worker: Worker) -> GoSGDState:
         comm, own = worker.comm, worker.flat.state
-        empty = own.new_zeros(own.numel() + 1)
+        # Half precision would soon forget weights.
+        empty = torch.zeros(own.numel() + 1, dtype=torch.promote_types(own.dtype, torch.float32))
         mailboxes = [comm.shared(f"mailbox {rank}", empty, home=rank) for rank in range(comm.size)]
         draw = torch.Generator().manual_seed((comm.seed << 20) + comm.rank)
         return GoSGDState(1 / comm.size, mailboxes, empty, draw)
@@ -82,7 +83,7 @@ class GoSGD(Strategy[GoSGDState]):
         arrived = float(message[-1])
         if arrived:
             own, total = worker.flat.state, state.weight + arrived
-            own.mul_(state.weight / total).add_(message[:-1].to(own.device), alpha=1 / total)
+            own.mul_(state.weight / total).add_(message[:-1].to(own), alpha=1 / total)
             state.weight = total
 
     def finish(self, worker: Worker, state: GoSGDState) -> None:
@@ -93,5 +94,5 @@ class GoSGD(Strategy[GoSGDState]):
 
     def _weighted(self, worker: Worker, state: GoSGDState) -> Tensor:
         """a·x and a, as they travel."""
-        own = worker.flat.state
+        own = worker.flat.state.to(state.empty.dtype)
         return torch.cat([own * state.weight, own.new_tensor([state.weight])])

@@ -93,10 +93,11 @@ class NoSync(Strategy[NoSyncState]):
         if self.best is None:
             return comm.all_reduce(own.clone(), op="mean")
         best_first = ranked(comm, last_score(worker, self.score))
-        total = torch.cat([own, own.new_ones(1)])  # and how many it is the sum of, since some may be lost
+        wide = own.to(torch.promote_types(own.dtype, torch.float32))
+        total = torch.cat([wide, wide.new_ones(1)])  # and how many it is the sum of, since some may be lost
         sum_at_first(comm, total, best_first[: self.best], without_lost=True)
         broadcast_from_first(comm, total, best_first)
-        return total[:-1].div_(total[-1])
+        return total[:-1].div_(total[-1]).to(own.dtype)
 
     def finish(self, worker: Worker, state: NoSyncState) -> None:
         state.wait()

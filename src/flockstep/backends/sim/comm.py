@@ -90,8 +90,10 @@ class SimComm(Comm):
         def wait() -> None:
             slot.clock = max(slot.clock, end)
 
-        yield wait
-        end, slot.clock, slot.is_in_background = slot.clock, began, False
+        try:
+            yield wait
+        finally:
+            end, slot.clock, slot.is_in_background = slot.clock, began, False
 
     # --- groups and shared tensors ----------------------------------------------------------------------------
 
