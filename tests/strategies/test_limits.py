@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from tests.strategies.harness import W, assert_same, distributed
+from tests.strategies.harness import W, assert_same, distributed, sgd
 
 import flockstep as fs
 
@@ -104,32 +104,37 @@ def test_a_codec_that_keeps_everything_changes_nothing():
 
 
 @pytest.mark.parametrize("period", [1, 2, 5])
-def test_synchronous_elastic_averaging_on_a_quadratic_follows_its_closed_form(period):
-    """f(x) = x²/2 on every worker, wα = 1: the centre becomes the mean of all, and x_i keeps 1−α of its way off.
+def test_synchronous_elastic_averaging_on_quadratics_follows_its_closed_form(period):
+    """f_i(x) = (x − a_i)²/2 and wα = 1: the centre c becomes the mean of all.
 
-    Between exchanges x shrinks by (1−η)^k. All start at x = c. By symmetry x_i = x: then d = α(x − c), and with wα = 1
-    the centre moves all the way to x: (x, c) ← (x − α(x − c), x) with x = (1−η)^k x before.
+    Between exchanges x_i − a_i shrinks by r = (1−η)^k, so an exchange maps z = (x_1 … x_w, c) to Mz + b:
+
+        x_i ← (1−α)(a_i + r(x_i − a_i)) + α c        c ← (1/w) Σ_i (a_i + r(x_i − a_i))
+
+    and n of them are z_n = Mⁿ z_0 + (1 − M)⁻¹ (1 − Mⁿ) b.
     """
-    eta, alpha, exchanges = 0.1, 1 / W, 4
+    eta, alpha, exchanges, start = 0.1, 1 / W, 6, 2.0
+    a = torch.tensor([-1.0, 0.5, 3.0, 4.0], dtype=torch.float64)
 
     def program(comm):
         model = torch.nn.Linear(1, 1, bias=False).double()
-        torch.nn.init.constant_(model.weight, 2.0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=eta)
-        worker = fs.Worker(comm, model, optimizer, fs.EASGD(period, alpha, "sync"))
+        torch.nn.init.constant_(model.weight, start)
+        worker = fs.Worker(comm, model, sgd(model, eta), fs.EASGD(period, alpha, "sync"))
         for _ in range(period * exchanges):
-            loss = model.weight.square().sum() / 2
+            loss = (model.weight - a[comm.rank]).square().sum() / 2
             loss.backward()
             worker.step(loss)
         before = model.weight.item()
         return before, worker.finish().weight.item()
 
-    x = centre = 2.0
-    for _ in range(exchanges):
-        x *= (1 - eta) ** period
-        x, centre = x - alpha * (x - centre), x
-    for before, after in fs.launch(program, W):
-        assert math.isclose(before, x, rel_tol=CLOSE)
+    r = (1 - eta) ** period
+    step, shift = torch.zeros(W + 1, W + 1, dtype=torch.float64), torch.zeros(W + 1, dtype=torch.float64)
+    step[:W, :W], step[:W, W], step[W, :W] = (1 - alpha) * r * torch.eye(W, dtype=torch.float64), alpha, r / W
+    shift[:W], shift[W] = (1 - alpha) * (1 - r) * a, (1 - r) * a.mean()
+    power, one = torch.linalg.matrix_power(step, exchanges), torch.eye(W + 1, dtype=torch.float64)
+    *positions, centre = (power.sum(1) * start + torch.linalg.solve(one - step, (one - power) @ shift)).tolist()
+    for (before, after), expected in zip(fs.launch(program, W), positions, strict=True):
+        assert math.isclose(before, expected, rel_tol=CLOSE)
         assert math.isclose(after, centre, rel_tol=CLOSE)
 
 
