@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.ray_fixture import kept_ray
 from tests.torchrun_session import RANKS, TorchrunSession
 
 import flockstep as fs
+from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
@@ -50,6 +52,26 @@ def ray() -> Iterator[fs.Ray]:
     """Ray on this machine, with workers that are kept for the whole session."""
     with kept_ray() as backend:
         yield backend
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def flockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command in this process, which has torch loaded."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr("sys.argv", ["flockstep", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(ended.value.code, *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,36 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 
 import flockstep as fs
 from flockstep import demo
-from flockstep.cli import main, make_strategy
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def flockstep(monkeypatch, capfd):
-    """The command in this process, which has torch loaded; `module` starts one of its own."""
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr("sys.argv", ["flockstep", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(ended.value.code, *capfd.readouterr())
-
-    return run
+from flockstep.cli import make_strategy
 
 
 def module(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, where the fixture `flockstep` runs it in this one."""
     return subprocess.run(
         [sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,23 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize("arguments", [(), ("local", "2")])
-def test_own_loop(arguments):
+def test_own_loop(arguments, run):
     accuracy = float(re.search(r"accuracy (\d\.\d+)", run("own_loop.py", *arguments))[1])
     assert accuracy > 0.85
 
 
-def test_slow_worker():
+def test_slow_worker(run):
     """The first figure of a line is with equal workers, the second with one that is four times as slow."""
     seconds = {
         line.split()[0]: [float(figure) for figure in re.findall(r"after (\d+\.\d+)", line)]

@@ -74,8 +74,8 @@ def outcome(started: list[Started], rank: int, scene: str, seconds: float) -> di
     return found
 
 
-def simulated(strategy: fs.Strategy[Any], workers: int, seed: int = 0) -> dict[str, float]:
-    return fs.run("digits-mlp", strategy, workers=workers, epochs=3, seed=seed).metrics
+def simulated(strategy: fs.Strategy[Any], workers: int, seed: int = 0, epochs: int = 3) -> dict[str, float]:
+    return fs.run("digits-mlp", strategy, workers=workers, epochs=epochs, seed=seed).metrics
 
 
 def test_a_link_carries_no_more_than_it_should(hosts, tmp_path):
@@ -119,12 +119,13 @@ def test_three_hosts_train_as_the_simulator_does(hosts, tmp_path):
 def test_the_variables_alone_are_enough(hosts, tmp_path):
     hosts = hosts[:2]
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
-    command = (sys.executable, *RUN, "local_sgd", "--set", "period=8")
+    # Long enough for its listeners to be seen on a busy machine.
+    command = (sys.executable, *RUN, "local_sgd", "--set", "period=8", "--epochs", "20")
     started = [host.start(tmp_path, *command, **world, RANK=str(rank)) for rank, host in enumerate(hosts)]
     listeners = watch_listeners(hosts, started)
     first, second = end(hosts, started)
     assert second == ""
-    figures, expected = json.loads(first)["metrics"], simulated(fs.LocalSGD(period=8), 2)
+    figures, expected = json.loads(first)["metrics"], simulated(fs.LocalSGD(period=8), 2, epochs=20)
     assert {name: figures[name] for name in SAME} == pytest.approx({name: expected[name] for name in SAME}, rel=1e-6)
     for host, seen in zip(hosts, listeners, strict=True):
         assert_own_address_only(host, seen)

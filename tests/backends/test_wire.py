@@ -420,6 +420,9 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"do": "lock", "lock": "l", "group": "world", "in_turn": True, **WAIT},
     {"do": "unlock", "lock": "l", "group": "world"},
     {"do": "retire", "lock": "l", "group": "world"},
+    {"do": "watch", **WAIT},
+    {"do": "look"},
+    {"do": "seen"},
     {"do": "end", **WAIT},
 ]
 

@@ -134,7 +134,7 @@ def test_random_rounding_is_right_on_average():
     A rounding lies within one level, so by Hoeffding the mean of N of them is further than t levels from its
     expectation with a chance of at most 2 exp(−2Nt²): 3e-8 for t = 3/√N, and 2 · 256 elements are looked at.
     """
-    rounds = 4000
+    rounds = 1500
     for codec in (fs.QSGD(1), fs.QSGD(4, bucket=64)):
         tensor = torch.randn(256, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
         memory, total = codec.memory(tensor, seed=11), torch.zeros_like(tensor)

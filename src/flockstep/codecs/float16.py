@@ -24,7 +24,7 @@ class Float16(Codec):
     Bytes: 2 an element. A mean is one all-reduce of them.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.Float16()), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.Float16()), workers=4)
     """
 
     name: ClassVar[str] = "float16"

@@ -29,7 +29,7 @@ class Int8(Codec):
     Paper: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, with linear levels.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.Int8()), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.Int8()), workers=4)
     """
 
     name: ClassVar[str] = "int8"

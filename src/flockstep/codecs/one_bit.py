@@ -29,7 +29,7 @@ class OneBit(Codec):
     of Speech DNNs", 2014.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.OneBit()), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.OneBit()), workers=4)
     """
 
     name: ClassVar[str] = "one_bit"

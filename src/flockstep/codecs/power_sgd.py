@@ -36,7 +36,7 @@ class PowerSGD(Codec):
     Optimization", 2019.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.PowerSGD(rank=2)), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.PowerSGD(rank=2)), workers=4)
     """
 
     name: ClassVar[str] = "power_sgd"

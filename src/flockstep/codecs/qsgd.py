@@ -31,7 +31,7 @@ class QSGD(Codec):
     Paper: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.QSGD(levels=4)), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.QSGD(levels=4)), workers=4)
     """
 
     name: ClassVar[str] = "qsgd"

@@ -32,7 +32,7 @@ class RandomK(Codec):
     Paper: Stich et al., "Sparsified SGD with Memory", 2018.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.RandomK(ratio=0.5)), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.RandomK(ratio=0.5)), workers=4)
     """
 
     name: ClassVar[str] = "random_k"

@@ -29,7 +29,7 @@ class Threshold(Codec):
     Paper: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", 2015.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.Threshold(tau=0.1)), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.Threshold(tau=0.1)), workers=4)
     """
 
     name: ClassVar[str] = "threshold"

@@ -29,7 +29,7 @@ class TopK(Codec):
     Compression", 2018.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(codec=fs.TopK(ratio=0.01)), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(codec=fs.TopK(ratio=0.01)), workers=4)
     """
 
     name: ClassVar[str] = "top_k"
