@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/flockstep demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -443,7 +443,11 @@ ON_RAY = [STRATEGIES[k] for k in (0, 1, 2, 6)]
 
 @pytest.mark.parametrize(
     ("strategy", "lossy", "seed"),
-    [*product(STRATEGIES, FORKING, range(4)), *((strategy, "ray", 0) for strategy in ON_RAY)],
+    [
+        *product(STRATEGIES, ["local"], range(4)),
+        *product(STRATEGIES, ["torchrun"], range(2)),
+        *product(ON_RAY, ["ray"], [0]),
+    ],
     ids=str,
     indirect=["lossy"],
 )

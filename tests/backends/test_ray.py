@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -97,8 +98,8 @@ def test_ray_is_started_on_loopback_and_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / ".ray").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_launcher_that_is_stopped_stops_ray(tmp_path, number):
+def test_a_launcher_that_is_stopped_stops_ray(tmp_path):
+    """By Ctrl-C and by SIGTERM: two at a time, since starting Ray takes a while."""
     code = (
         "import sys, time, pathlib\nimport flockstep as fs\nfrom flockstep.backends.ray import Ray\n"
         "def program(comm):\n"
@@ -106,23 +107,24 @@ def test_a_launcher_that_is_stopped_stops_ray(tmp_path, number):
         "    time.sleep(100)\n"
         "fs.launch(program, 1, Ray(homes=1))\n"
     )
-    mark = tmp_path / "running"
-    with tempfile.TemporaryDirectory() as temporary:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code.replace("sys.argv[1]", repr(str(mark)))],
-            env={**os.environ, "TMPDIR": temporary},
-            stderr=subprocess.DEVNULL,
-        )
-        while not mark.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
-        assert process.wait(SOON) != 0
-        left = os.listdir(temporary)  # noqa: PTH208
-    _, alive = psutil.wait_procs(family, timeout=SOON)
-    assert not [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    assert left == []
+    with ExitStack() as stack:
+        started = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            temporary, mark = stack.enter_context(tempfile.TemporaryDirectory()), tmp_path / str(number)
+            command = [sys.executable, "-c", code.replace("sys.argv[1]", repr(str(mark)))]
+            environment = {**os.environ, "TMPDIR": temporary}
+            process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            started.append((process, number, temporary, mark))
+        for process, number, temporary, mark in started:
+            while not mark.exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(number)
+            assert process.wait(SOON) != 0
+            _, alive = psutil.wait_procs(family, timeout=SOON)
+            assert not [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+            assert os.listdir(temporary) == []  # noqa: PTH208
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -23,13 +22,13 @@ import flockstep as fs
 CLOSE = {"rtol": 1e-5, "atol": 1e-8}
 
 
-@contextmanager
-def gloo(comm, folder):
+def join_gloo(comm, folder):
+    """Torch's own process group, which ends with the worker's process.
+
+    It is not destroyed: a hook's last callback, on one of its own threads, may be the last to hold it, and the thread
+    would then wait for itself to end.
+    """
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def loop(comm, model, optimizer, after_step=lambda: None, steps=STEPS):
@@ -45,15 +44,15 @@ def test_post_local_sgd_is_torchs(local, tmp_path):
     switch, period = 6, 4
 
     def program(comm):
-        with gloo(comm, tmp_path):
-            model = net()
-            parallel = DistributedDataParallel(model)
-            state = post_local.PostLocalSGDState(None, None, switch, post_local_gradient_allreduce=False)
-            parallel.register_comm_hook(state, post_local.post_localSGD_hook)
-            # Torch's averager counts calls from 0 and averages first at its last warm-up step.
-            averager = PeriodicModelAverager(period, warmup_steps=switch + period - 1)
-            loop(comm, parallel, sgd(model), lambda: averager.average_parameters(model.parameters()))
-            return flat(model)
+        join_gloo(comm, tmp_path)
+        model = net()
+        parallel = DistributedDataParallel(model)
+        state = post_local.PostLocalSGDState(None, None, switch, post_local_gradient_allreduce=False)
+        parallel.register_comm_hook(state, post_local.post_localSGD_hook)
+        # Torch's averager counts calls from 0 and averages first at its last warm-up step.
+        averager = PeriodicModelAverager(period, warmup_steps=switch + period - 1)
+        loop(comm, parallel, sgd(model), lambda: averager.average_parameters(model.parameters()))
+        return flat(model)
 
     theirs = fs.launch(program, W, local)
     ours = distributed(fs.PostLocalSGD(switch, period), local)
@@ -64,12 +63,12 @@ def test_post_local_sgd_is_torchs(local, tmp_path):
 
 def test_households_are_torchs_hierarchical_averager(local, tmp_path):
     def program(comm):
-        with gloo(comm, tmp_path):
-            model = net()
-            averager = HierarchicalModelAverager(OrderedDict([(2, 2), (8, W)]))
-            averager.step = 1  # it counts calls from 0
-            loop(comm, model, sgd(model), lambda: averager.average_parameters(model.parameters()), steps=19)
-            return flat(model)
+        join_gloo(comm, tmp_path)
+        model = net()
+        averager = HierarchicalModelAverager(OrderedDict([(2, 2), (8, W)]))
+        averager.step = 1  # it counts calls from 0
+        loop(comm, model, sgd(model), lambda: averager.average_parameters(model.parameters()), steps=19)
+        return flat(model)
 
     theirs = fs.launch(program, W, local)
     ours = distributed(fs.Households(count=2, world_period=8, household_period=2), local, steps=19)
@@ -88,13 +87,13 @@ def test_power_sgd_is_torchs_hook(local, tmp_path, rank):
     plain = 2  # torch's hook starts after steps of plain averaging
 
     def torchs(comm):
-        with gloo(comm, tmp_path):
-            model = wide_net()
-            parallel = DistributedDataParallel(model)
-            state = power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=plain, random_seed=5)
-            parallel.register_comm_hook(state, power.powerSGD_hook)
-            loop(comm, parallel, sgd(model))
-            return flat(model)
+        join_gloo(comm, tmp_path)
+        model = wide_net()
+        parallel = DistributedDataParallel(model)
+        state = power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=plain, random_seed=5)
+        parallel.register_comm_hook(state, power.powerSGD_hook)
+        loop(comm, parallel, sgd(model))
+        return flat(model)
 
     def ours(comm):
         model = wide_net()

@@ -46,7 +46,7 @@ class ADPSGD(Strategy[ADPSGDState]):
     Paper: Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", 2018.
 
     Example:
-        fs.run("digits-mlp", fs.ADPSGD(graph="ring"), workers=8)
+        fs.run("digits-mlp", fs.ADPSGD(graph="ring"), workers=4)
     """
 
     name: ClassVar[str] = "ad_psgd"

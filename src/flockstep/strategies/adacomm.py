@@ -49,7 +49,7 @@ class AdaComm(Strategy[AdaCommState]):
     Local-Update SGD", 2018.
 
     Example:
-        fs.run("digits-mlp", fs.AdaComm(initial_period=16, interval_seconds=0.5), workers=8)
+        fs.run("digits-mlp", fs.AdaComm(initial_period=16, interval_seconds=0.5), workers=4)
     """
 
     name: ClassVar[str] = "adacomm"

@@ -32,7 +32,7 @@ class BestOnly(Strategy[None]):
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018 (their n=1, β=1).
 
     Example:
-        fs.run("digits-mlp", fs.BestOnly(period=4), workers=8)
+        fs.run("digits-mlp", fs.BestOnly(period=4), workers=4)
     """
 
     name: ClassVar[str] = "best_only"

@@ -39,7 +39,7 @@ class DPSGD(Strategy[DPSGDState]):
     Paper: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017.
 
     Example:
-        fs.run("digits-mlp", fs.DPSGD(graph="ring"), workers=8)
+        fs.run("digits-mlp", fs.DPSGD(graph="ring"), workers=4)
     """
 
     name: ClassVar[str] = "d_psgd"

@@ -48,7 +48,7 @@ class DiLoCo(Strategy[DiLoCoState]):
     Paper: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
 
     Example:
-        fs.run("digits-mlp", fs.DiLoCo(period=8), workers=8)
+        fs.run("digits-mlp", fs.DiLoCo(period=8), workers=4)
     """
 
     name: ClassVar[str] = "diloco"

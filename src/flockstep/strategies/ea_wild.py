@@ -51,7 +51,7 @@ class EAWild(Strategy[EAWildState]):
     Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed Deep Learning", 2020.
 
     Example:
-        fs.run("digits-mlp", fs.EAWild(period=4), workers=8)
+        fs.run("digits-mlp", fs.EAWild(period=4), workers=4)
     """
 
     name: ClassVar[str] = "ea_wild"

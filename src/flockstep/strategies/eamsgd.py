@@ -44,7 +44,7 @@ class EAMSGD(Strategy[EAMSGDState]):
     Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015.
 
     Example:
-        fs.run("digits-mlp", fs.EAMSGD(period=4, momentum=0.5), workers=8)
+        fs.run("digits-mlp", fs.EAMSGD(period=4, momentum=0.5), workers=4)
     """
 
     name: ClassVar[str] = "eamsgd"

@@ -42,7 +42,7 @@ class EASGD(Strategy[EASGDState]):
     You et al. and Wongpanich et al. (2020) run it as "original EASGD".
 
     Example:
-        fs.run("digits-mlp", fs.EASGD(period=4), workers=8)
+        fs.run("digits-mlp", fs.EASGD(period=4), workers=4)
     """
 
     name: ClassVar[str] = "easgd"

@@ -46,7 +46,7 @@ class GoSGD(Strategy[GoSGDState]):
     Paper: Blot, Picard, Thome, Cord, "Gossip training for deep learning", 2016 (GoSGD, 2018).
 
     Example:
-        fs.run("digits-mlp", fs.GoSGD(probability=0.2), workers=8)
+        fs.run("digits-mlp", fs.GoSGD(probability=0.2), workers=4)
     """
 
     name: ClassVar[str] = "gosgd"

@@ -46,7 +46,7 @@ class Households(Strategy[HouseholdsState]):
     Paper: Håland and Birkeland, "Data assignment in distributed deep learning", 2020.
 
     Example:
-        fs.run("digits-mlp", fs.Households(count=2, world_period=8), workers=8)
+        fs.run("digits-mlp", fs.Households(count=2, world_period=8), workers=4)
     """
 
     name: ClassVar[str] = "households"

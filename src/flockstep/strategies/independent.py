@@ -28,7 +28,7 @@ class Independent(Strategy[None]):
     Use: as the control in every comparison.
 
     Example:
-        fs.run("digits-mlp", fs.Independent(), workers=8)
+        fs.run("digits-mlp", fs.Independent(), workers=4)
     """
 
     name: ClassVar[str] = "independent"

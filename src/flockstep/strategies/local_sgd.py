@@ -50,7 +50,7 @@ class LocalSGD(Strategy[LocalSGDState]):
     momentum, Yu et al. 2019 analyse both averaging and resetting it.
 
     Example:
-        fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8)
+        fs.run("digits-mlp", fs.LocalSGD(period=8), workers=4)
     """
 
     name: ClassVar[str] = "local_sgd"

@@ -53,7 +53,7 @@ class NoSync(Strategy[NoSyncState]):
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
 
     Example:
-        fs.run("digits-mlp", fs.NoSync(pull=0.1), workers=8)
+        fs.run("digits-mlp", fs.NoSync(pull=0.1), workers=4)
     """
 
     name: ClassVar[str] = "nosync"

@@ -37,7 +37,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
     Paper: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018.
 
     Example:
-        fs.run("digits-mlp", fs.PostLocalSGD(switch_at=0.25, period=8), workers=8)
+        fs.run("digits-mlp", fs.PostLocalSGD(switch_at=0.25, period=8), workers=4)
     """
 
     name: ClassVar[str] = "post_local_sgd"

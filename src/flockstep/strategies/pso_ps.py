@@ -60,7 +60,7 @@ class PSOPS(Strategy[PSOPSState]):
     Training of Deep Neural Networks", 2020.
 
     Example:
-        fs.run("digits-mlp", fs.PSOPS(), workers=8)
+        fs.run("digits-mlp", fs.PSOPS(), workers=4)
     """
 
     name: ClassVar[str] = "pso_ps"

@@ -47,7 +47,7 @@ class SlowMo(Strategy[SlowMoState]):
     Momentum", 2019.
 
     Example:
-        fs.run("digits-mlp", fs.SlowMo(period=8), workers=8)
+        fs.run("digits-mlp", fs.SlowMo(period=8), workers=4)
     """
 
     name: ClassVar[str] = "slowmo"

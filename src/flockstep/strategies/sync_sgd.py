@@ -42,7 +42,7 @@ class SyncSGD(Strategy[SyncSGDState]):
     Paper: Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
     Example:
-        fs.run("digits-mlp", fs.SyncSGD(), workers=8)
+        fs.run("digits-mlp", fs.SyncSGD(), workers=4)
     """
 
     name: ClassVar[str] = "sync_sgd"
