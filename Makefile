@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/flockstep demo
 
 test: setup
-	$(BIN)/python -m tests
+	$(BIN)/python -m pytest
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -128,11 +128,8 @@ def _belongings() -> dict[str, Any]:
     return {
         "threads": set(threading.enumerate()),
         "processes": _descendants(os.getpid()),
-        # Semaphores of the multiprocessing module, which this library does not use, and memory of Ray come and go with
-        # other programs.
-        "shared memory": {
-            path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith(("sem.mp-", "plasma"))
-        },
+        # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
+        "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},
         "descriptors": psutil.Process().num_fds(),
         "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("*flockstep*")},
         "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),
