@@ -29,8 +29,6 @@ BUSY_LOAD = 0.5
 def main() -> None:
     parser = _parser()
     asked = parser.parse_args()
-    if asked.write and asked.only:
-        parser.error("--write takes all cases: leave --only out")
     names = [case.name for each in BENCHMARKS for case in each.cases]
     for beginning in asked.only:
         if not any(name.startswith(beginning) for name in names):
@@ -45,7 +43,7 @@ def main() -> None:
     measured, crashed = _measure(benchmarks, asked.repeats)
     outcomes = [outcome for outcome in measured if outcome.case.name in chosen]
     _show(console, outcomes, sorted(chosen & crashed))
-    _keep(asked, outcomes, is_complete=not crashed)
+    _keep(asked, outcomes, names, is_complete=not crashed)
     if crashed:
         sys.exit(1)
 
@@ -61,7 +59,7 @@ def _parser() -> ArgumentParser:
     add("--repeats", type=int, choices=range(1, 100), metavar="N", help="for all cases, in place of their own")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
     add("--list", action="store_true", help="list the cases and stop")
-    add("--write", action="store_true", help=f"write the table to benchmarks/{RESULTS.name}")
+    add("--write", action="store_true", help=f"write the rows to benchmarks/{RESULTS.name}")
     return parser
 
 
@@ -101,11 +99,11 @@ def _show(console: Console, outcomes: list[Outcome], crashed: list[str]) -> None
             console.print(f"[bold red]{word}: {', '.join(names)}")
 
 
-def _keep(asked: Namespace, outcomes: list[Outcome], is_complete: bool) -> None:
+def _keep(asked: Namespace, outcomes: list[Outcome], names: list[str], is_complete: bool) -> None:
     if asked.json:
         asked.json.write_text(json.dumps(report.as_json(outcomes), indent=2) + "\n")
     if asked.write and is_complete:
-        RESULTS.write_text(report.markdown(outcomes))
+        RESULTS.write_text(report.markdown(outcomes, RESULTS.read_text(), names))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 
 import flockstep as fs
 from benchmarks.harness import Benchmark, Case, Sample
-from benchmarks.timing import seconds_per_call
-from benchmarks.training import synthetic_batches
-from benchmarks.worker_step import worker_step
+from benchmarks.training import Batch, synthetic_batches
+from benchmarks.worker_step import make_worker
 
 PROCESSES = 4
-STEPS, WARM_UP = 100, 8
+WARM_UP, SECONDS = 8, 4.0
+SLOW = 4  # times as many samples in a batch
 SOLVERS: dict[str, fs.Strategy[Any]] = {
     "EAWild": fs.EAWild(),
     "EASGD in turns": fs.EASGD(period=1),
@@ -26,19 +28,38 @@ SOLVERS: dict[str, fs.Strategy[Any]] = {
 
 def _updates() -> list[Sample]:
     batches = synthetic_batches()
+    large = [
+        (torch.cat([images for images, _ in some]), torch.cat([labels for _, labels in some]))
+        for some in (batches[k : k + SLOW] for k in range(0, len(batches), SLOW))
+    ]
+    samples = []
     with fs.LocalProcesses() as local:
-        figures = {name: _updates_per_second(local, solver, batches) for name, solver in SOLVERS.items()}
-    return [Sample(figures["EAWild"] / figures["EASGD in turns"], figures)]
+        for first in (batches, large):
+            figures = {name: _updates_per_second(local, solver, first, batches) for name, solver in SOLVERS.items()}
+            samples.append(Sample(figures["EAWild"] / figures["EASGD in turns"], figures))
+    return samples
 
 
-def _updates_per_second(local: fs.LocalProcesses, solver: fs.Strategy[Any], batches: Any) -> float:
-    def program(comm: fs.Comm) -> float:
+def _updates_per_second(
+    local: fs.LocalProcesses, solver: fs.Strategy[Any], first: Sequence[Batch], others: Sequence[Batch]
+) -> float:
+    """Of all workers together, in one stretch of time that begins for all at once."""
+
+    def program(comm: fs.Comm) -> int:
         torch.set_num_threads(1)
-        step = worker_step(comm, solver, batches)
-        return seconds_per_call(step, warm_up=WARM_UP, calls=STEPS, barrier=comm.barrier)
+        worker, step = make_worker(comm, solver, others if comm.rank else first)
+        for _ in range(WARM_UP):
+            step()
+        comm.barrier()
+        until, updates = perf_counter() + SECONDS, 0
+        while perf_counter() < until:
+            step()
+            updates += 1
+        worker.finish()  # so that nobody waits for the turns of who has stopped
+        return updates
 
-    slowest: float = max(fs.launch(program, PROCESSES, local))
-    return PROCESSES / slowest
+    updates: list[int] = fs.launch(program, PROCESSES, local)
+    return sum(updates) / SECONDS
 
 
 BENCHMARKS = (
@@ -49,9 +70,15 @@ BENCHMARKS = (
                 "updates per second of EAWild on 4 processes against EASGD in turns (LeNet-5, batch 32)",
                 bound=1.0,
                 figure_unit="updates/s",
-            )
+            ),
+            Case(
+                "asynchronous_uneven",
+                "the same where the batches of one process are four times as large",
+                bound=1.3,
+                figure_unit="updates/s",
+            ),
         ],
         _updates,
-        repeats=3,
+        repeats=5,
     ),
 )

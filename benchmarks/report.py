@@ -25,7 +25,8 @@ LIMITS = """\
 - **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared memory. *Staged* is
   any other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M floats.
 - **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of each.
-- **Asynchronous solvers.** The gradient steps, on two cores for four processes; in turns, also the wait for one's turn.
+- **Asynchronous solvers.** The gradient steps: four equal processes keep two cores busy whether they wait for turns or
+  not. Where one is slower the others wait for its turn, or do not.
 - **Codecs.** Memory bandwidth for the first three, which work on parts that stay in the cache; drawing random numbers
   for QSGD; looking for candidates for TopK.
 - **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long as its all-reduce.
@@ -42,17 +43,18 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return result
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The whole of RESULTS.md."""
-    rows = [COLUMNS, ["---"] * len(COLUMNS), *map(cells, outcomes)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+def markdown(outcomes: Sequence[Outcome], before: str, names: Sequence[str]) -> str:
+    """The whole of RESULTS.md. Of `names`, cases that were not measured now keep the rows that they had `before`."""
+    row_of = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines() if line.startswith("| ")}
+    row_of |= {outcome.case.name: _row(cells(outcome)) for outcome in outcomes}
+    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *(row_of[name] for name in names if name in row_of)]
     return "\n".join(
         [
             "# Benchmarks",
             "",
             "Written by `python -m benchmarks --write`. Measured: the median over repeats, each of which",
             "measures both sides back to back. Spread: the least and the most of them. Figures: the median",
-            "of each side.",
+            "of each side. A run of some cases (`--only`) replaces their rows alone.",
             "",
             f"{conditions()}.",
             "",
@@ -61,6 +63,10 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
             LIMITS,
         ]
     )
+
+
+def _row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:

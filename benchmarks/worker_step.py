@@ -15,6 +15,13 @@ from flockstep.models import LeNet5
 
 def worker_step(comm: fs.Comm, strategy: fs.Strategy[Any], batches: Sequence[Batch]) -> Callable[[], None]:
     """A step of one worker's loop; each call takes the next batch."""
+    return make_worker(comm, strategy, batches)[1]
+
+
+def make_worker(
+    comm: fs.Comm, strategy: fs.Strategy[Any], batches: Sequence[Batch]
+) -> tuple[fs.Worker, Callable[[], None]]:
+    """A worker and a step of its loop."""
     model = LeNet5()
     worker, stream = fs.Worker(comm, model, sgd(model), strategy), cycle(batches)
 
@@ -24,4 +31,4 @@ def worker_step(comm: fs.Comm, strategy: fs.Strategy[Any], batches: Sequence[Bat
         loss.backward()
         worker.step(loss)
 
-    return step
+    return worker, step

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Carrier, Codec, Memory, as_message
+from flockstep.codecs.base import Carrier, Codec, Memory, blocks
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -33,14 +33,19 @@ class Float16(Codec):
         return 2 * elements
 
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
-        return as_message(_half(tensor))
+        return _half(tensor).view(torch.uint8)
 
     def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
-        total.add_(message.view(torch.float16), alpha=scale)
+        half = message.view(torch.float16)
+        for block in blocks(total.numel()):
+            total[block].add_(half[block].to(total.dtype), alpha=scale)
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
         tensor.copy_(carrier.all_reduce(_half(tensor), op="mean"))
 
 
 def _half(tensor: Tensor) -> Tensor:
-    return tensor.clamp(-LARGEST, LARGEST).to(torch.float16)
+    half = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)
+    for block in blocks(tensor.numel()):
+        half[block] = tensor[block].clamp(-LARGEST, LARGEST)
+    return half
