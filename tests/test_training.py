@@ -278,3 +278,24 @@ def test_a_watcher_that_fails_stops_the_run(backend):
 
     with pytest.raises(RuntimeError, match="no more"):
         fs.launch(program, 2, backend, watch=watch)
+
+
+def test_a_strategy_that_ranks_by_accuracy_gets_the_metric_of_every_batch():
+    """And others do not: it costs another pass, which leaves no trace in the statistics of batch normalisation."""
+    asked = []
+
+    def metric(model, batch):
+        asked.append(model.training)
+        return 0.5
+
+    x, y = torch.randn(64, 4), torch.randint(2, (64,))
+    task = fs.Task(
+        "ranked", lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), lambda p: torch.optim.SGD(p, lr=0.1),
+        fs.classification_loss, (x, y), (x, y), metric, batch_size=8, epochs=1,
+    )  # fmt: skip
+    result = fs.run(task, fs.NoSync(pull=1.0, best=1, score="accuracy"), workers=2)
+    assert asked.count(False) >= 2 * result.metrics["steps"]
+    assert result.model[1].num_batches_tracked == result.metrics["steps"]
+    before = len(asked)
+    fs.run(task, fs.NoSync(pull=1.0, best=1), workers=2)
+    assert len(asked) - before < result.metrics["steps"]

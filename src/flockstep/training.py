@@ -138,7 +138,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         batch = on_device(batch, worker.flat.state.device)
         loss = worker.adjust_loss(task.loss(model, batch), batch)
         loss.backward()
-        worker.step(loss)
+        worker.step(loss, _score(task, model, batch) if job.strategy.needs_accuracy else None)
         losses.append(worker.loss)
     looks.append(_look(worker, task, scores))
     replica = worker.flat.parameters.detach().cpu().clone()
@@ -156,6 +156,15 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         "metrics": _metrics([dict(zip(TOTALS, table[0].tolist(), strict=True)) for table in told]),
         "history": [_row(rows.tolist()) for rows in torch.stack(told, dim=1)[1:]],
     }
+
+
+@torch.no_grad()
+def _score(task: Task, model: nn.Module, batch: Any) -> float:
+    """The metric on a training batch, in evaluation mode: another pass must not count in batch normalisation."""
+    model.eval()
+    score = float(task.metric(model, batch))
+    model.train()
+    return score
 
 
 def _state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -24,6 +24,11 @@ class Strategy(Generic[State]):
     name: ClassVar[str]
     """The name on the command line."""
 
+    @property
+    def needs_accuracy(self) -> bool:
+        """Whether `worker.step` must be told the accuracy on each batch, which costs a loop something."""
+        return False
+
     def init(self, worker: Worker) -> State:
         """The worker's state. All replicas are equal at this moment, and what it moves is not counted."""
         return None  # type: ignore[return-value]

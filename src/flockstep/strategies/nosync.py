@@ -48,7 +48,8 @@ class NoSync(Strategy[NoSyncState]):
         period: optimizer steps between exchanges.
         staleness: pull towards the centre of so many exchanges before, so that it can travel while workers compute.
         score: what N is chosen by: "loss", or "accuracy" (the paper's choice), passed as
-            `worker.step(loss, accuracy=…)`.
+            `worker.step(loss, accuracy=…)`; `fs.run` takes the task's metric on the batch, at the cost of another
+            forward pass.
 
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
 
@@ -70,6 +71,10 @@ class NoSync(Strategy[NoSyncState]):
         require_integer("period", self.period, 1)
         require_integer("staleness", self.staleness, 0)
         require_choice("score", self.score, SCORES)
+
+    @property
+    def needs_accuracy(self) -> bool:
+        return self.best is not None and self.score == "accuracy"
 
     def init(self, worker: Worker) -> NoSyncState:
         workers = worker.comm.size
