@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import asynchronous, codec_speed, local, on_ray, on_torchrun, report, simulator
+from benchmarks import asynchronous, codec_speed, data_speed, local, on_ray, on_torchrun, report, simulator
 from benchmarks.harness import Benchmark, Outcome, run
 
 BENCHMARKS = tuple(
     benchmark
-    for module in (simulator, local, asynchronous, on_torchrun, on_ray, codec_speed)
+    for module in (simulator, local, asynchronous, on_torchrun, on_ray, codec_speed, data_speed)
     for benchmark in module.BENCHMARKS
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")

@@ -26,8 +26,8 @@ class CoreComm(Comm):
     def now(self) -> float:
         return self._inner.now()
 
-    def elapse(self, seconds: float | None = None) -> None:
-        self._inner.elapse(seconds)
+    def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        self._inner.elapse(seconds, times=times)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         return self._inner._all_gather(tensor)

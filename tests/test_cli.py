@@ -52,7 +52,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
             ["run", "digits-mlp", "sync_sdg"],
             "unknown strategy 'sync_sdg'; known: ad_psgd, adacomm, async_sgd, ",
         ),
-        (["run", "digits", "sync_sgd"], "unknown task 'digits'; known: digits-mlp"),
+        (["run", "digits", "sync_sgd"], "unknown task 'digits'; known: cifar10-densenet40, "),
         (
             ["run", "digits-mlp", "sync_sgd", "--backend", "moon"],
             "unknown backend 'moon'; known: local, ray, sim, torchrun",
@@ -60,7 +60,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         (["run", "digits-mlp", "sync_sgd", "--network", "moon"], "unknown network 'moon'; known: ideal"),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "moon"],
-            "unknown assignment 'moon'; known: disjoint",
+            "unknown assignment 'moon'; known: coarse, disjoint, ",
         ),
         (["run", "digits-mlp", "local_sgd"], "'period' of local_sgd must be given: --set period=…"),
         (["run", "digits-mlp", "local_sgd", "--set", "period=0"], "'period' must be at least 1 (got 0)"),
@@ -94,7 +94,9 @@ def test_bad_input_is_one_line_on_stderr(flockstep, arguments, message):
 
 def test_list_names_everything(flockstep):
     listed = json.loads(flockstep("list", "--json").stdout)
-    assert set(listed) == {"strategies", "codecs", "tasks", "assignments", "backends", "networks"}
+    assert set(listed) == {
+        "strategies", "codecs", "tasks", "datasets", "assignments", "schedules", "backends", "networks",
+    }  # fmt: skip
     assert {usage.split()[0] for usage in listed["strategies"]} == {
         "sync_sgd", "independent", "best_only", "local_sgd", "post_local_sgd", "adacomm", "households", "diloco",
         "slowmo", "nosync", "pso_ps", "easgd", "eamsgd", "ea_wild", "hogwild", "async_sgd", "downpour", "stale_sync",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import flockstep as fs
 from flockstep.codecs import CODECS
+from flockstep.data import ASSIGNMENTS
+from flockstep.recipes import SCHEDULES
 from flockstep.strategies import STRATEGIES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -61,6 +63,19 @@ def test_a_strategy_of_ones_own_is_short_installs_and_runs(tmp_path):
     assert told["strategy"] == "follow"
     assert told["fields"] == {"period": 2}
     assert told["metrics"]["test_accuracy"] > 0.7
+
+
+def test_the_page_of_data_runs_and_names_everything(capsys):
+    page = (DOCS / "data.md").read_text()
+    names: dict[str, object] = {}
+    for each in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(each, "data.md", "exec"), names)
+    accuracy, ratio = map(float, capsys.readouterr().out.split())
+    assert 0 < accuracy < 1
+    assert 250 < ratio < 350
+    assert all(f"`fs.{scheme.__name__}(" in page for scheme in ASSIGNMENTS.values())
+    recipes = {*SCHEDULES.values(), fs.BatchGrowth, fs.TwoStage, fs.RMSpropWarmup, fs.LARS, fs.LAMB, fs.SmoothedLoss}
+    assert all(f"`fs.{recipe.__name__}(" in page for recipe in recipes - {fs.Constant})
 
 
 def test_the_example_runs_where_it_stands(local):

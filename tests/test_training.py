@@ -197,7 +197,7 @@ def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fs.run("digits-mpl", fs.SyncSGD()), r"unknown task 'digits-mpl'; known: digits-mlp, "),
+        (lambda: fs.run("digits-mpl", fs.SyncSGD()), r"unknown task 'digits-mpl'; known: cifar10-densenet40, "),
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), backend="slurm"), r"unknown backend 'slurm'; known: local, ray"),
         (lambda: fs.run("digits-mlp", "local_sgd"), r"'strategy' must be a strategy such as fs.LocalSGD\(period=8\)"),
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), workers=0), r"'workers' must be at least 1 \(got 0\)"),

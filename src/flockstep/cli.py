@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,17 +13,20 @@ from rich.console import Console
 from rich.table import Table
 
 from flockstep import demo as demonstration
-from flockstep.codecs import CODECS, Codec
-from flockstep.data import ASSIGNMENTS
-from flockstep.errors import FlockstepError, InvalidField, unknown_name
+from flockstep.data import Assignment, Sampling
+from flockstep.data.sampling import ORDERS, SHUFFLES
+from flockstep.data_commands import data
+from flockstep.errors import FlockstepError, unknown_name
+from flockstep.inspection import inspect_task
 from flockstep.launch import BACKENDS, make_backend
-from flockstep.network import PRESETS, Network
-from flockstep.specs import make_spec
-from flockstep.strategies import STRATEGIES, Strategy, find_strategy
+from flockstep.listing import TABLES, drawn
+from flockstep.network import Network
+from flockstep.recipes import Schedule
+from flockstep.specs import make_spec, read_settings, read_spec
+from flockstep.strategies import Strategy, find_strategy
+from flockstep.task import find_task
 from flockstep.tasks import TASKS
 from flockstep.training import run as train
-
-Row = tuple[str, str]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,9 +41,12 @@ def cli() -> None:
 @click.option("--workers", type=int, help="How many workers.  [default: 8; under torchrun as many as it started]")
 @click.option("--backend", default="sim", show_default=True, help="Where they run: " + ", ".join(BACKENDS) + ".")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="A field of the strategy; repeatable.")
-@click.option("--epochs", type=int, help="Passes over the data.  [default: the task's]")
+@click.option("--epochs", type=int, help="Passes of all workers together over the data.  [default: the task's]")
 @click.option("--batch-size", type=int, help="Samples of one worker's step.  [default: the task's]")
 @click.option("--assignment", default="disjoint", show_default=True, help="Which worker sees which samples.")
+@click.option("--order", default="reshuffle", show_default=True, help="Of its samples: " + ", ".join(ORDERS) + ".")
+@click.option("--shuffle", default="local", show_default=True, help="Who shuffles: " + ", ".join(SHUFFLES) + ".")
+@click.option("--schedule", help="Of the learning rate.  [default: the task's]")
 @click.option("--network", help="The simulator's links, by preset name.  [default: lan-1g]")
 @click.option("--lanes", type=int, help="Simulated workers that compute side by side.  [default: one a core]")
 @click.option("--seed", default=0, show_default=True, help="Decides everything random.")
@@ -57,6 +62,9 @@ def run(
     epochs: int | None,
     batch_size: int | None,
     assignment: str,
+    order: str,
+    shuffle: str,
+    schedule: str | None,
     network: str | None,
     lanes: int | None,
     seed: int,
@@ -70,11 +78,10 @@ def run(
     flockstep run digits-mlp local_sgd --workers 8 --set period=8
     flockstep run digits-mlp easgd --set period=4 --backend local --workers 4 --json
     flockstep run digits-mlp sync_sgd --set "codec=top_k(ratio=0.01)"
+    flockstep run digits-cnn sync_sgd --assignment "medium_coarse(copies=2)" --schedule "warmup(1) * cosine"
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun --on-failure continue
     """
-    if assignment not in ASSIGNMENTS:
-        raise unknown_name("assignment", assignment, ASSIGNMENTS)
     sys.path.insert(0, "")  # a task of one's own in the current folder, as `python -m` would find it
     result = train(
         task,
@@ -83,7 +90,9 @@ def run(
         backend,
         epochs=epochs,
         batch_size=batch_size,
-        assignment=ASSIGNMENTS[assignment](),
+        assignment=read_spec("--assignment", assignment, Assignment),
+        sampling=None if (order, shuffle) == ("reshuffle", "local") else Sampling(order, shuffle),
+        schedule=read_spec("--schedule", schedule, Schedule) if schedule else None,
         network=Network.preset(network) if network else None,
         lanes=lanes,
         seed=seed,
@@ -121,67 +130,58 @@ def demo(workers: int, processes: int, epochs: int, seed: int, as_json: bool) ->
     demonstration.run(workers, processes, epochs, seed, as_json)
 
 
-def _tables() -> dict[str, Callable[[], list[Row]]]:
-    return {
-        "strategies": lambda: [(_usage(each), _first_line(each)) for each in STRATEGIES.values()],
-        "codecs": lambda: [(_usage(each), _first_line(each)) for each in CODECS.values()],
-        "tasks": lambda: [(t.name, f"{t.epochs} epochs, batch {t.batch_size} a worker") for t in TASKS.values()],
-        "assignments": lambda: [(name, _first_line(each)) for name, each in ASSIGNMENTS.items()],
-        "backends": lambda: [(name, _first_line(each)) for name, each in BACKENDS.items()],
-        "networks": lambda: [
-            (name, f"{link.latency_seconds:g} s latency, {link.bytes_per_second:g} bytes/s")
-            for name, link in PRESETS.items()
-        ],
-    }
+@cli.command()
+@click.argument("task")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+def inspect(task: str, as_json: bool) -> None:
+    """Print TASK's parameters, their bytes, its FLOPs and the ratio of computing to communicating.
+
+    \b
+    flockstep inspect digits-mlp
+    flockstep inspect mypackage.tasks:mine --json
+    """
+    sys.path.insert(0, "")
+    figures = inspect_task(find_task(task, TASKS))
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    table = Table("what", "figure", title=f"{task}: {figures['model']}")
+    table.add_row("parameters", f"{figures['parameters']:,}")
+    if figures["trained"] != figures["parameters"]:
+        table.add_row("of them trained", f"{figures['trained']:,}")
+    table.add_row("bytes", f"{figures['bytes']:,}")
+    table.add_row("FLOPs of a sample, forward", f"{figures['flops_per_sample']:,.0f}")
+    table.add_row("FLOPs ÷ parameters", f"{figures['cc_ratio']:,.1f}")
+    Console().print(table)
 
 
 @cli.command(name="list")
 @click.argument("what", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_names(what: str | None, as_json: bool) -> None:
-    """List strategies, codecs, tasks, assignments, backends or networks; all of them by default.
+    """List strategies, codecs, tasks, datasets, assignments, schedules, backends or networks; all by default.
 
     \b
     flockstep list
-    flockstep list strategies
+    flockstep list tasks
     """
-    tables = _tables()
-    if what is not None and what not in tables:
-        raise unknown_name("list", what, tables)
-    chosen = {name: rows() for name, rows in tables.items() if what in (None, name)}
+    if what is not None and what not in TABLES:
+        raise unknown_name("list", what, TABLES)
+    chosen = {name: rows() for name, rows in TABLES.items() if what in (None, name)}
     if as_json:
-        click.echo(json.dumps({name: dict(rows) for name, rows in chosen.items()}))
+        click.echo(json.dumps(chosen))
         return
     for name, rows in chosen.items():
-        table = Table("name", "what it is", title=name, title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
+        Console().print(drawn(name, rows))
 
 
 def make_strategy(name: str, settings: Sequence[str]) -> Strategy[Any]:
     """`local_sgd` and `["period=8"]` give `LocalSGD(period=8)`."""
-    values: dict[str, str] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise InvalidField(f"'--set' must be FIELD=VALUE (got {setting!r})")
-        values[key] = text
-    made: Strategy[Any] = make_spec(find_strategy(name), name, values, "--set {}=…")
+    made: Strategy[Any] = make_spec(find_strategy(name), name, read_settings(settings), "--set {}=…")
     return made
 
 
-def _usage(spec: type[Strategy[Any]] | type[Codec]) -> str:
-    """`local_sgd period momentum=keep`."""
-    parts = [spec.name]
-    for field in dataclasses.fields(spec):  # type: ignore[arg-type]
-        required = field.default is dataclasses.MISSING
-        parts.append(field.name if required else f"{field.name}={str(field.default).lower()}")
-    return " ".join(parts)
-
-
-def _first_line(documented: type) -> str:
-    return (documented.__doc__ or "").strip().splitlines()[0]
+cli.add_command(data)
 
 
 def main() -> NoReturn:

@@ -126,8 +126,8 @@ class Comm(ABC):
         """Seconds since the run began: virtual in the simulator, wall-clock elsewhere."""
 
     @abstractmethod
-    def elapse(self, seconds: float | None = None) -> None:
-        """Say that this worker has computed for `seconds`, or, by default, for one training step.
+    def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        """Say that this worker has computed for `seconds`, or, by default, for a training step, `times` the usual.
 
         The simulator moves the worker's clock, by default as its compute model says. Where time passes by itself
         the clock stays alone. Every backend counts the steps, to name the last one of a worker that is lost.

@@ -8,6 +8,7 @@ FlockstepError
 ├── WorkerError      a worker's own code raised                  (also of the type that it raised)
 ├── WorkerLost       a worker's process ended without a word
 ├── NonFiniteLoss    a loss became infinite or not a number
+├── DataError        a file of a data set is missing, damaged or not what it should be
 └── ResultError      a folder does not hold a result that can be read
 """
 
@@ -67,6 +68,10 @@ class WorkerLost(FlockstepError):
 
 class NonFiniteLoss(FlockstepError):
     """Training cannot go on from an infinite or undefined loss."""
+
+
+class DataError(FlockstepError):
+    """A file of a data set is missing, damaged or cannot be fetched. The message names the file, rule and value."""
 
 
 class ResultError(FlockstepError):

@@ -14,8 +14,8 @@ from flockstep.backends.base import Watcher
 
 
 @contextmanager
-def steps_bar(title: str, steps: int, show: bool | None) -> Iterator[Watcher | None]:
-    """A watcher that draws the mean of the workers' steps. `show` None: only on a terminal."""
+def steps_bar(title: str, steps: int | None, show: bool | None) -> Iterator[Watcher | None]:
+    """A watcher that draws the mean of the workers' steps, of `steps` if known. `show` None: only on a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flockstep.data.batches import whole
+from flockstep.data.sources import in_order
+from flockstep.device import on_device
 from flockstep.errors import UnknownName, unknown_name
 from flockstep.fields import require, require_integer
+from flockstep.fit import require_fit
+from flockstep.recipes import Schedule, SmoothedLoss
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Task:
         train, test: data sets (as `Worker.batches` takes them), or functions that load them.
         metric: `metric(model, batch)` gives the mean score of a batch; accuracy, for a classifier.
         batch_size, epochs: what a run uses unless told otherwise; the batch is that of one worker.
+        global_batch: in place of batch_size, the batch of all workers together, which a run divides among them.
+        schedule: of the learning rate; None: it stays as it is.
+        data: the name of the built-in data set that it needs, if it does.
 
     Example:
         fs.Task("mine", model=Net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=fs.classification_loss,
@@ -42,12 +48,31 @@ class Task:
     metric: Callable[[nn.Module, Any], Tensor | float]
     batch_size: int = 32
     epochs: int = 5
+    global_batch: int | None = None
+    schedule: Schedule | None = None
+    data: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("model", "optimizer", "loss", "metric"):
             require(callable(getattr(self, field)), field, "be callable", getattr(self, field))
         require_integer("batch_size", self.batch_size, 1)
         require_integer("epochs", self.epochs, 1)
+        if self.global_batch is not None:
+            require_integer("global_batch", self.global_batch, 1)
+        is_schedule = self.schedule is None or isinstance(self.schedule, Schedule)
+        require(is_schedule, "schedule", "be one such as fs.Cosine()", self.schedule)
+
+    def batch_size_for(self, workers: int) -> int:
+        """The batch of one worker, if nobody says otherwise."""
+        return self.batch_size if self.global_batch is None else max(1, self.global_batch // workers)
+
+    def check(self) -> None:
+        """Complain of data that do not fit the model, before any worker starts. Of own losses nothing is known."""
+        if isinstance(self.loss, SmoothedLoss) or self.loss in (classification_loss, token_loss):
+            with torch.random.fork_rng(devices=[]):
+                model = self.model()
+            for field, data in (("train", self.train), ("test", self.test)):
+                require_fit(model, data, field, classes_last=self.loss is token_loss)
 
     def loaded(self) -> Task:
         """The same task with its data in memory."""
@@ -70,7 +95,7 @@ class Task:
         model.eval()
         loss = score = 0.0
         samples = 0
-        for batch, count in whole(self.test, batch_size=1024):
+        for batch, count in in_order(self.test, batch_size=1024):
             batch = on_device(batch, device)
             loss += float(self.loss(model, batch)) * count
             score += float(self.metric(model, batch)) * count
@@ -83,6 +108,12 @@ def classification_loss(model: nn.Module, batch: Any) -> Tensor:
     """Cross-entropy of `model(inputs)` and labels, for batches of (inputs, labels)."""
     inputs, labels = batch
     return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def token_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy of each next token, for batches of (tokens, next tokens) and a model that scores each of them."""
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
 
 
 def classification_accuracy(model: nn.Module, batch: Any) -> float:
@@ -105,12 +136,3 @@ def find_task(name: str, known: dict[str, Task]) -> Task:
     require(isinstance(found, Task), "task", "name an fs.Task", f"{name}, a {type(found).__name__}")
     task: Task = replace(found, name=name)
     return task
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on `device`."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, tuple | list):
-        return type(batch)(on_device(part, device) for part in batch)
-    return batch

@@ -16,15 +16,18 @@ from torch import Tensor, nn
 from flockstep.backends.base import Backend
 from flockstep.backends.sim import Compute
 from flockstep.comm import Comm, SharedTensor
-from flockstep.data import Assignment, Disjoint, batches
+from flockstep.data import Assignment, Disjoint, Sampling, batches
+from flockstep.data.batches import BatchSize
+from flockstep.device import on_device
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_integer
 from flockstep.launch import launch, make_backend
 from flockstep.network import Network
 from flockstep.progress import steps_bar
+from flockstep.recipes import Schedule
 from flockstep.result import Result, versions
 from flockstep.strategies import Strategy
-from flockstep.task import Task, find_task, on_device
+from flockstep.task import Task, find_task
 from flockstep.tasks import TASKS
 from flockstep.worker import Worker
 
@@ -42,9 +45,12 @@ class Job:
 
     task: Task
     strategy: Strategy[Any]
-    epochs: int
-    batch_size: int
+    passes: int  # of each worker over its own samples
+    epochs: int  # of all workers together over the data, and so often is evaluated
+    batch_size: BatchSize
     assignment: Assignment
+    sampling: Sampling | None
+    schedule: Schedule | None
     may_lose_workers: bool
     model_from_all: bool  # every worker brings the model, not the lowest rank alone
 
@@ -56,8 +62,10 @@ def run(
     backend: str | Backend = "sim",
     *,
     epochs: int | None = None,
-    batch_size: int | None = None,
+    batch_size: BatchSize | None = None,
     assignment: Assignment | None = None,
+    sampling: Sampling | None = None,
+    schedule: Schedule | None = None,
     network: Network | None = None,
     compute: Compute | None = None,
     lanes: int | None = None,
@@ -67,8 +75,11 @@ def run(
 ) -> Result:
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that represents them.
 
-    `batch_size` is that of one worker; it and `epochs` are the task's own by default. `progress` shows a bar on
-    stderr; by default only where that is a terminal. For the rest see `fs.launch`.
+    `epochs` is how often all workers together go over the data: with C copies of each sample among them, each goes
+    ⌈epochs/C⌉ times over its own, so that assignments compare at equal samples processed. It is evaluated every
+    ⌈N/(batch of all)⌉ steps, whatever the overlap. `batch_size` is that of one worker. These two and the `schedule`
+    of the learning rate are the task's own by default. `progress` shows a bar on stderr; by default only where that
+    is a terminal. For the rest see `fs.launch`.
 
     Example:
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
@@ -79,21 +90,30 @@ def run(
     place = make_backend(backend, network=network, compute=compute, lanes=lanes)
     workers = place.size(workers, DEFAULT_WORKERS)
     chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
+    chosen.check()
+    epochs = chosen.epochs if epochs is None else epochs
+    require_integer("epochs", epochs, 1)
+    assignment = assignment or Disjoint()
+    passes = assignment.overlap_epochs(epochs, workers)
+    batch_size = chosen.batch_size_for(workers) if batch_size is None else batch_size
+    plan = batches.plan(chosen.train, batch_size, passes, assignment, sampling, workers=workers, rank=0, seed=seed)
+    table = plan.timetable
     job = Job(
         chosen,
         strategy,
-        chosen.epochs if epochs is None else epochs,
-        chosen.batch_size if batch_size is None else batch_size,
-        assignment or Disjoint(),
+        passes,
+        passes if table is None else len(table.epoch_ends),
+        batch_size,
+        assignment,
+        sampling,
+        chosen.schedule if schedule is None else schedule,
         may_lose_workers=on_failure == "continue",
         # The lowest rank may be lost when all is done; and a process that does not lead has only its own worker's.
         model_from_all=on_failure == "continue" or not place.is_lead,
     )
-    require_integer("epochs", job.epochs, 1)
-    plan = batches.plan(chosen.train, job.batch_size, job.assignment, workers, rank=0, seed=seed)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
-    with steps_bar(f"{chosen.name} {strategy.name}", plan.steps_per_epoch * job.epochs, shown) as watch:
+    with steps_bar(f"{chosen.name} {strategy.name}", table.steps if table else None, shown) as watch:
         outcomes = launch(
             functools.partial(train, job=job),
             workers,
@@ -110,9 +130,11 @@ def run(
         "workers": workers,
         "backend": backend if isinstance(backend, str) else type(backend).__name__,
         "settings": repr(place),  # of the backend: network, step times and lanes, the defaults too
-        "epochs": job.epochs,
-        "batch_size": job.batch_size,
-        "assignment": repr(job.assignment),
+        "epochs": epochs,
+        "batch_size": batch_size if isinstance(batch_size, int) else repr(batch_size),
+        "assignment": repr(assignment),
+        "sampling": repr(sampling or Sampling()),
+        "schedule": repr(job.schedule),
         "seed": seed,
         "versions": versions(),
     }
@@ -126,12 +148,12 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     """
     task = job.task
     model = task.model()
-    worker = Worker(comm, model, task.optimizer(model.parameters()), job.strategy)
+    worker = Worker(comm, model, task.optimizer(model.parameters()), job.strategy, job.schedule)
     with comm.unmetered():
         scores = _shared_scores(comm, job.epochs) if job.may_lose_workers else None
     looks: list[list[float]] = []
     losses: list[float] = []
-    for batch in worker.batches(task.train, job.batch_size, job.epochs, job.assignment):
+    for batch in worker.batches(task.train, job.batch_size, job.passes, job.assignment, job.sampling):
         if len(looks) < worker.epoch:
             looks.append(_look(worker, task, scores))
             losses.clear()

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.comm import Comm, broadcast_from_first
-from flockstep.data import Assignment, Disjoint, batches
+from flockstep.data import Assignment, Disjoint, Sampling, batches
+from flockstep.data.batches import BatchSize
 from flockstep.errors import NonFiniteLoss
-from flockstep.fields import require
+from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
+from flockstep.recipes.progress import Paced, Progress
+from flockstep.recipes.schedules import Schedule
 from flockstep.strategies.base import Strategy
 
 LOSS_MEMORY = 0.9
@@ -31,13 +34,24 @@ class Worker:
 
     All workers start from the parameters and buffers of rank 0, or of the lowest rank that is not lost. A worker that
     is alone trains plainly: its strategy has nobody to talk to and is not asked.
+
+    `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) * fs.StepDecay()`.
     """
 
-    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy[Any]) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy[Any],
+        schedule: Schedule | None = None,
+    ) -> None:
+        require(schedule is None or isinstance(schedule, Schedule), "schedule", "be one such as fs.Cosine()", schedule)
         self.comm = comm
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
+        self.schedule = schedule
         self.flat = FlatModel(model, comm.empty)
         for group in optimizer.param_groups:
             known = all(self.flat.owns(parameter) for parameter in group["params"])
@@ -46,6 +60,10 @@ class Worker:
         self.epoch = 0
         self.samples = 0
         self.total_steps: int | None = None
+        self._timetable: batches.Timetable | None = None
+        self._timetable_began = self._epochs_before = 0
+        self._passes = 0
+        self._relative_size = 1.0
         self.loss = math.nan
         self.smooth_loss = math.nan
         self.accuracy: float | None = None
@@ -62,19 +80,47 @@ class Worker:
     def batches(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: BatchSize,
         epochs: int = 1,
         assignment: Assignment | None = None,
+        sampling: Sampling | None = None,
+        *,
+        resume_at: int = 0,
     ) -> Iterator[Any]:
-        """This worker's batches. All workers get the same number of them, in every epoch."""
-        assignment = assignment or Disjoint()
-        plan = batches.plan(dataset, batch_size, assignment, self.comm.size, self.comm.rank, self.comm.seed)
-        self.total_steps = self.steps + plan.steps_per_epoch * epochs
-        for _ in range(epochs):
-            for batch, samples in plan.epoch(self.epoch):
-                self.samples += samples
-                yield batch
-            self.epoch += 1
+        """This worker's batches. All workers get the same number of them, in every epoch.
+
+        An epoch here is a pass over this worker's own samples, of which `assignment` gives it C·N/M. `worker.epoch`
+        counts how often all workers together have gone over the data, whatever the overlap.
+
+        `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of an IterableDataset
+        each worker takes every M-th sample. `batch_size` is a number, or `fs.BatchGrowth`. With `resume_at` steps taken
+        by an earlier run, the loop goes on with the very next batch, and the worker counts as if it had taken them.
+        """
+        require_integer("resume_at", resume_at, 0)
+        size, rank, seed = self.comm.size, self.comm.rank, self.comm.seed
+        plan = batches.plan(
+            dataset, batch_size, epochs, assignment or Disjoint(), sampling, workers=size, rank=rank, seed=seed
+        )
+        self._timetable, self._timetable_began = plan.timetable, self.steps
+        self.total_steps = None if plan.timetable is None else self.steps + plan.timetable.steps
+        self._epochs_before = self.epoch
+        self.steps += resume_at
+        self.samples += plan.samples_in(resume_at)
+        self.epoch += plan.epochs_in(resume_at)
+        for batch in plan.batches(resume_at, first_pass=self._passes):
+            self.samples += batch.samples
+            self._relative_size = batch.relative_size
+            yield batch.data
+            self.epoch += batch.ends_epoch
+        self._passes += epochs
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training has come, for schedules."""
+        if self._timetable is None:
+            return Progress(self.steps, self.total_steps, self.epoch)
+        epoch = self._timetable.epoch_at(self.steps - self._timetable_began)
+        return Progress(self.steps, self.total_steps, self._epochs_before + epoch)
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:
         """The loss with what the strategy adds to it. Call it before `backward`; most strategies add nothing."""
@@ -83,8 +129,9 @@ class Worker:
     def step(self, loss: Tensor | float, accuracy: float | None = None) -> None:
         """Use the gradients: exchange as the strategy says, step, and clear them for the next step."""
         self._record(loss.item() if isinstance(loss, Tensor) else loss, accuracy)
-        self.comm.elapse()
+        self.comm.elapse(times=self._relative_size)
         self.flat.collect_gradients()
+        self._set_rates()
         with torch.no_grad():
             if self.is_alone:
                 self.optimizer.step()
@@ -108,6 +155,13 @@ class Worker:
         if not self.is_alone:
             with torch.no_grad():
                 self.strategy.before_step(self, self.state)
+
+    def _set_rates(self) -> None:
+        """What changes in the course of the training: an optimizer that has stages, and the learning rate."""
+        if isinstance(self.optimizer, Paced):
+            self.optimizer.at(self.progress)
+        if self.schedule is not None:
+            self.schedule.apply(self.optimizer, self.progress)
 
     def _record(self, loss: float, accuracy: float | None) -> None:
         if not math.isfinite(loss):

@@ -1,64 +1,182 @@
-"""Which samples a worker sees, and in what batches."""
+"""What batches a worker sees: of any data, in what order, cut where, and again after an interruption."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import flockstep as fs
 from flockstep.data import batches
+from flockstep.data.sources import in_order, source_of
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 40)).filter(lambda pair: pair[0] >= pair[1])
+few = settings(max_examples=50, deadline=None)
+
+ASSIGNMENTS_OF_4 = [
+    fs.Disjoint(),
+    fs.FullOverlap(),
+    fs.Coarse(2),
+    fs.MediumCoarse(3),
+    fs.FineGrained(2),
+    fs.HouseholdShards(2, 1),
+    fs.NeighbourhoodOverlap(2),
+]
+SAMPLINGS = [
+    fs.Sampling(),
+    fs.Sampling("shuffle_once"),
+    fs.Sampling("with_replacement"),
+    fs.Sampling(shuffle="global"),
+    fs.Sampling("with_replacement", shuffle="global"),
+]
 
 
-@given(sizes=SIZES, seed=st.integers(0, 100))
-def test_disjoint_gives_each_sample_to_one_worker_and_drops_none(sizes, seed):
+def plan(data, batch_size, epochs=1, assignment=None, sampling=None, workers=1, rank=0, seed=0):
+    made = batches.plan(
+        data, batch_size, epochs, assignment or fs.Disjoint(), sampling, workers=workers, rank=rank, seed=seed
+    )
+    return list(made.batches(resume_at=0, first_pass=0))
+
+
+def seen(rows):
+    return torch.cat([batch.data for batch in rows]).tolist()
+
+
+@few
+@given(sizes=SIZES, batch_size=st.integers(1, 30), epochs=st.integers(1, 3))
+def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, batch_size, epochs):
     samples, workers = sizes
-    parts = fs.Disjoint().assign(samples, workers, seed)
-    assert sorted(np.concatenate(parts)) == list(range(samples))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    rows_of = [plan(torch.arange(samples), batch_size, epochs, workers=workers, rank=rank) for rank in range(workers)]
+    assert len({len(rows) for rows in rows_of}) == 1
+    steps = len(rows_of[0]) // epochs
+    assert steps == -(-samples // (batch_size * workers))
+    for epoch in range(epochs):
+        shown = []
+        for rows in rows_of:
+            own = rows[epoch * steps : (epoch + 1) * steps]
+            assert [batch.samples for batch in own] == [len(batch.data) for batch in own]
+            assert [batch.ends_epoch for batch in own] == [False] * (steps - 1) + [True]
+            drawn = seen(own)
+            assert len(drawn) - len(set(drawn)) <= 1  # at most one is seen again, to keep up with a larger share
+            shown += set(drawn)
+        assert sorted(shown) == list(range(samples))
 
 
-@given(sizes=SIZES)
-def test_full_overlap_gives_everything_to_everybody(sizes):
-    samples, workers = sizes
-    for part in fs.FullOverlap().assign(samples, workers, 0):
-        assert sorted(part) == list(range(samples))
+@few
+@given(
+    assignment=st.sampled_from(ASSIGNMENTS_OF_4),
+    samples=st.integers(8, 200),
+    batch_size=st.integers(1, 20),
+    passes=st.integers(1, 4),
+)
+def test_epochs_end_after_equally_many_samples_whatever_the_overlap(assignment, samples, batch_size, passes):
+    """Every ⌈N/(B·M)⌉ steps, and with the last step."""
+    rows = plan(torch.arange(samples), batch_size, passes, assignment, workers=4)
+    interval = -(-samples // (batch_size * 4))
+    ends = [step for step, batch in enumerate(rows, 1) if batch.ends_epoch]
+    expected = list(range(interval, len(rows) + 1, interval))
+    assert ends == (expected if expected[-1:] == [len(rows)] else [*expected, len(rows)])
 
 
-def test_the_seed_decides_the_assignment():
-    first, again, other = (fs.Disjoint().assign(100, 4, seed)[0].tolist() for seed in (0, 0, 1))
-    assert first == again != other
-
-
-@given(sizes=SIZES, batch_size=st.integers(1, 30), epoch=st.integers(0, 3))
-def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, batch_size, epoch):
-    samples, workers = sizes
-    data = torch.arange(samples)
-    seen, steps = [], set()
-    for rank in range(workers):
-        plan = batches.plan(data, batch_size, fs.Disjoint(), workers, rank, seed=3)
-        rows = list(plan.epoch(epoch))
-        steps.add(len(rows))
-        own = torch.cat([batch for batch, _ in rows]).tolist()
-        assert [count for _, count in rows] == [len(batch) for batch, _ in rows]
-        assert len(own) - len(set(own)) <= 1  # at most one is seen again, to keep up with a larger share
-        seen += set(own)
-    assert sorted(seen) == list(range(samples))
-    assert len(steps) == 1
+@few
+@given(
+    assignment=st.sampled_from(ASSIGNMENTS_OF_4),
+    sampling=st.sampled_from(SAMPLINGS),
+    samples=st.integers(8, 60),
+    batch_size=st.integers(1, 9),
+    passes=st.integers(1, 3),
+    data=st.data(),
+)
+def test_a_resumed_run_goes_on_with_the_very_next_batch(assignment, sampling, samples, batch_size, passes, data):
+    rank = data.draw(st.integers(0, 3))
+    made = batches.plan(torch.arange(samples), batch_size, passes, assignment, sampling, workers=4, rank=rank, seed=5)
+    whole = list(made.batches(0, first_pass=0))
+    stop = data.draw(st.integers(0, len(whole)))
+    rest = list(made.batches(stop, first_pass=0))
+    assert [batch.data.tolist() for batch in rest] == [batch.data.tolist() for batch in whole[stop:]]
+    assert [batch.ends_epoch for batch in rest] == [batch.ends_epoch for batch in whole[stop:]]
+    assert made.samples_in(stop) == sum(batch.samples for batch in whole[:stop])
+    assert made.epochs_in(stop) == sum(batch.ends_epoch for batch in whole[:stop])
 
 
 def test_the_order_depends_on_seed_rank_and_epoch_alone():
     def order(seed, rank, epoch):
-        plan = batches.plan(torch.arange(60), 7, fs.FullOverlap(), 3, rank, seed)
-        return torch.cat([batch for batch, _ in plan.epoch(epoch)]).tolist()
+        rows = plan(torch.arange(60), 20, 3, fs.FullOverlap(), workers=3, rank=rank, seed=seed)
+        return tuple(seen(rows[3 * epoch : 3 * epoch + 3]))
 
     assert order(0, 1, 2) == order(0, 1, 2)
-    assert len({tuple(order(*key)) for key in [(0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3)]}) == 4
+    assert len({order(*key) for key in [(0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 1)]}) == 4
+
+
+def orders(sampling, rank=1, epochs=3):
+    rows = plan(torch.arange(40), 10, epochs, sampling=sampling, workers=4, rank=rank)
+    return [seen(rows[epoch : epoch + 1]) for epoch in range(epochs)]
+
+
+def test_shuffled_once_stays_in_that_order():
+    first, *others = orders(fs.Sampling("shuffle_once"))
+    assert others == [first, first]
+    assert first != sorted(first)
+
+
+def test_reshuffled_keeps_its_samples_and_changes_their_order():
+    shown = orders(fs.Sampling())
+    assert len({tuple(order) for order in shown}) == 3
+    assert len({frozenset(order) for order in shown}) == 1
+
+
+def test_with_replacement_draws_at_random_from_its_own():
+    own = set(orders(fs.Sampling())[0])
+    drawn = list(itertools.chain(*orders(fs.Sampling("with_replacement"), epochs=50)))
+    assert set(drawn) == own
+    counts = np.bincount(drawn, minlength=40)[sorted(own)]
+    assert counts.sum() == 500
+    # Each of ten samples is drawn 500 times with p = 1/10: mean 50, deviation 6.7, so five deviations are 34.
+    assert counts.min() > 50 - 34
+    assert counts.max() < 50 + 34
+    once = orders(fs.Sampling("with_replacement"))[0]
+    assert len(set(once)) < len(once)
+
+
+def test_a_global_shuffle_deals_anew_every_epoch_and_drops_nothing():
+    shown = [orders(fs.Sampling(shuffle="global"), rank) for rank in range(4)]
+    for epoch in range(3):
+        assert sorted(itertools.chain(*(own[epoch] for own in shown))) == list(range(40))
+    assert len({frozenset(order) for order in shown[0]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fs.Sampling("sorted"), r"'order' must be one of 'reshuffle', 'shuffle_once', 'with_replacement'"),
+        (lambda: fs.Sampling(shuffle="world"), r"'shuffle' must be one of 'local', 'global' \(got 'world'\)"),
+        (lambda: fs.Sampling("shuffle_once", "global"), r"'shuffle' must be 'local' with order='shuffle_once'"),
+        (lambda: plan(torch.arange(9), 0), r"'batch_size' must be at least 1 \(got 0\)"),
+        (lambda: plan(torch.arange(9), 1.5), r"'batch_size' must be a whole number \(got 1.5\)"),
+        (lambda: plan(torch.arange(9), 2, epochs=0), r"'epochs' must be at least 1 \(got 0\)"),
+        (lambda: plan(torch.arange(9), 2, assignment="disjoint"), r"'assignment' must be an assignment such as"),
+        (lambda: plan(torch.tensor(3.0), 2), r"'dataset' must have samples along its first dimension"),
+        (lambda: plan(iter([1]), 2), r"'dataset' must be tensors or arrays, .* \(got 'a list_iterator'\)"),
+        (lambda: plan({"x": 3}, 2), r"'dataset' must be tensors or arrays, .* \(got 'a dict'\)"),
+        (lambda: plan({"x": torch.zeros(3), "y": torch.zeros(2)}, 2), r"'dataset' must have parts of equal length"),
+        (lambda: fs.InMemory(torch.zeros(3), torch.zeros(2)), r"'tensors' must be one or more, of equal length"),
+        (lambda: fs.InMemory(), r"'tensors' must be one or more, of equal length \(got \[\]\)"),
+        (lambda: plan(Stream(), 2, assignment=fs.MediumCoarse(1)), r"'assignment' must be Disjoint\(\) or FullOverlap"),
+        (lambda: plan(Stream(), 2, sampling=fs.Sampling()), r"'sampling' must be left out with an IterableDataset"),
+        (lambda: plan(Stream(0), 2), r"'dataset' must give at least one sample in every pass"),
+        (lambda: plan(Stream(), fs.BatchGrowth(2)), r"'batch_size' must be a whole number"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        call()
+    assert isinstance(raised.value, fs.FlockstepError)
+    assert "\n" not in str(raised.value)
 
 
 class Squares(Dataset):
@@ -71,27 +189,91 @@ class Squares(Dataset):
         return torch.tensor(float(index)), index * index
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        Squares(),
-        TensorDataset(torch.arange(10.0), torch.arange(10) ** 2),
-        (torch.arange(10.0), torch.arange(10) ** 2),
-        (np.arange(10.0), np.arange(10) ** 2),
-    ],
-    ids=["map-style", "TensorDataset", "tensors", "arrays"],
-)
+class SquaresAtOnce(Squares):
+    """One that can give many samples at once, as torch's DataLoader would ask it to."""
+
+    def __getitems__(self, indices):
+        return [super(SquaresAtOnce, self).__getitem__(index) for index in indices]
+
+    def __getitem__(self, index):
+        raise AssertionError("must be asked for many at once")
+
+
+class Stream(IterableDataset):
+    """Samples as they come."""
+
+    def __init__(self, samples=10):
+        self.samples = samples
+
+    def __iter__(self):
+        return ((torch.tensor(float(k)), k * k) for k in range(self.samples))
+
+
+X, Y = torch.arange(10.0), torch.arange(10) ** 2
+KINDS = {
+    "map-style": Squares(),
+    "many at once": SquaresAtOnce(),
+    "TensorDataset": TensorDataset(X, Y),
+    "InMemory": fs.InMemory(X.byte(), Y, prepare=lambda x, y: (x.float(), y)),
+    "tensors": (X, Y),
+    "list": [X, Y],
+    "arrays": (X.numpy(), Y.numpy()),
+    "subset": Subset(TensorDataset(torch.arange(20.0), torch.arange(20) ** 2), range(10)),
+    "subset of a subset": Subset(Subset(Squares(), range(9, -1, -1)), range(10)),
+    "stream": Stream(),
+}
+
+
+@pytest.mark.parametrize("dataset", KINDS.values(), ids=KINDS)
 def test_datasets_of_every_kind_give_batches(dataset):
     def program(comm):
         model = torch.nn.Linear(1, 1)
         worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
-        rows = [(x.tolist(), y.tolist()) for x, y in worker.batches(dataset, batch_size=2, epochs=2)]
+        rows = []
+        for x, y in worker.batches(dataset, batch_size=2, epochs=2):
+            assert x.dtype == torch.float32
+            assert y.dtype == torch.int64
+            rows.append((x.tolist(), y.tolist()))
         return rows, worker.samples, worker.epoch, worker.total_steps
 
     results = fs.launch(program, 2)
-    seen = sorted(pair for rows, *_ in results for xs, ys in rows for pair in zip(xs, ys, strict=True))
-    assert seen == sorted([(float(k), k * k) for k in range(10)] * 2)
-    assert [rest for _, *rest in results] == [[10, 2, 6]] * 2
+    shown = sorted(pair for rows, *_ in results for xs, ys in rows for pair in zip(xs, ys, strict=True))
+    assert shown == sorted([(float(k), k * k) for k in range(10)] * 2)
+    total = None if isinstance(dataset, Stream) else 6
+    assert [rest for _, *rest in results] == [[10, 2, total]] * 2
+
+
+def test_a_dict_of_tensors_gives_dicts():
+    rows = plan({"x": X, "y": Y.numpy()}, 3)
+    assert [set(batch.data) for batch in rows] == [{"x", "y"}] * 4
+    assert sorted(torch.cat([batch.data["y"] for batch in rows]).tolist()) == Y.tolist()
+
+
+@few
+@given(samples=st.integers(1, 50), workers=st.integers(1, 8), batch_size=st.integers(1, 7))
+def test_a_stream_is_shared_out_whole_in_equally_many_steps(samples, workers, batch_size):
+    shares = [plan(Stream(samples), batch_size, workers=workers, rank=rank) for rank in range(workers)]
+    assert {len(rows) for rows in shares} == {-(-samples // (workers * batch_size))}
+    shown = [int(x) for rows in shares for batch in rows for x in batch.data[0]]
+    assert set(shown) == set(range(samples))
+    assert len(shown) - samples < workers  # seen again, at most once by each, at the very end
+    assert all(rows[-1].ends_epoch and not any(b.ends_epoch for b in rows[:-1]) for rows in shares)
+
+
+def test_with_full_overlap_everybody_gets_the_whole_stream():
+    for rank in range(3):
+        rows = plan(Stream(), 4, assignment=fs.FullOverlap(), workers=3, rank=rank)
+        assert [x for batch in rows for x in batch.data[0].tolist()] == X.tolist()
+
+
+def test_a_stream_cannot_be_entered_midway():
+    def program(comm):
+        model = torch.nn.Linear(1, 1)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
+        list(worker.batches(Stream(), 2, resume_at=1))
+
+    with pytest.raises(fs.InvalidField, match="'resume_at' must be 0 with an IterableDataset"):
+        fs.launch(program, 2)
 
 
 def test_epochs_go_on_counting_over_several_loops():
@@ -104,3 +286,120 @@ def test_epochs_go_on_counting_over_several_loops():
     (first, second), epochs = fs.launch(program, 1)[0]
     assert epochs == 2
     assert first != second
+
+
+def test_a_resumed_worker_counts_what_was_done_before():
+    def program(comm, resume_at=0):
+        model = torch.nn.Linear(1, 1)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent())
+        shown = []
+        for (x,) in worker.batches((X[:, None],), 2, epochs=4, resume_at=resume_at):
+            shown.append(x.flatten().tolist())
+            loss = model(x).sum()
+            loss.backward()
+            worker.step(loss)
+        return shown, worker.steps, worker.samples, worker.epoch, worker.total_steps
+
+    whole = fs.launch(program, 2)
+    rest = fs.launch(lambda comm: program(comm, resume_at=5), 2)
+    for (all_shown, *counts), (shown, *counts_of_rest) in zip(whole, rest, strict=True):
+        assert shown == all_shown[5:]
+        assert counts_of_rest == counts
+
+    with pytest.raises(fs.InvalidField, match=r"'resume_at' must be at most the number of steps, 12 \(got 13\)"):
+        fs.launch(lambda comm: program(comm, resume_at=13), 2)
+
+
+def noisy(random, x, y):
+    return x + torch.from_numpy(random.random(len(x))), y
+
+
+def test_augmentation_is_for_training_alone_and_repeats_when_resumed():
+    data = fs.InMemory(torch.zeros(12), torch.arange(12), augment=noisy)
+    made = batches.plan(data, 4, 2, fs.Disjoint(), None, workers=1, rank=0, seed=0)
+    whole = [batch.data[0].tolist() for batch in made.batches(0, first_pass=0)]
+    assert len({value for batch in whole for value in batch}) == 24  # other noise for every sample in every epoch
+    assert [batch.data[0].tolist() for batch in made.batches(4, first_pass=0)] == whole[4:]
+    assert all(batch[0].eq(0).all() for batch, _ in in_order(data, 5))
+    other_rank = batches.plan(data, 4, 2, fs.FullOverlap(), None, workers=2, rank=1, seed=0)
+    assert next(other_rank.batches(0, first_pass=0)).data[0].tolist() not in whole
+
+
+def test_in_memory_data_serve_a_dataloader_too():
+    data = fs.InMemory(X.byte(), Y, prepare=lambda x, y: (x.float() / 2, y))
+    x, y = data[3]
+    assert (float(x), int(y)) == (1.5, 9)
+    x, y = next(iter(torch.utils.data.DataLoader(data, batch_size=4)))
+    assert (x.tolist(), y.tolist()) == ([0, 0.5, 1, 1.5], [0, 1, 4, 9])
+    assert len(data.first(3)) == 3
+    assert data.rest(8)[0][0] == 4
+    assert data.first(3).tensors[0].data_ptr() == data.tensors[0].data_ptr()
+
+
+@few
+@given(samples=st.integers(1, 99), batch_size=st.integers(1, 20))
+def test_in_order_shows_all_samples_once_in_batches_as_equal_as_can_be(samples, batch_size):
+    rows = list(in_order(torch.arange(samples), batch_size))
+    assert torch.cat([batch for batch, _ in rows]).tolist() == list(range(samples))
+    sizes = [count for _, count in rows]
+    assert sizes == [len(batch) for batch, _ in rows]
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_tensors_are_indexed_at_once_and_not_sample_by_sample(monkeypatch):
+    source = source_of(TensorDataset(X, Y))
+    monkeypatch.setattr(TensorDataset, "__getitem__", None)
+    x, y = source.fetch(np.array([3, 1]), None)
+    assert (x.tolist(), y.tolist()) == ([3, 1], [9, 1])
+
+
+# --- batches that grow --------------------------------------------------------------------------------------------
+
+
+@few
+@given(
+    assignment=st.sampled_from(ASSIGNMENTS_OF_4),
+    samples=st.integers(20, 300),
+    passes=st.integers(1, 4),
+    initial=st.integers(1, 8),
+)
+def test_a_growing_batch_shows_every_sample_under_every_assignment(assignment, samples, passes, initial):
+    growth = fs.BatchGrowth(initial, at=(0.3, 0.7), factor=3)
+    shares = [plan(torch.arange(samples), growth, passes, assignment, workers=4, rank=rank) for rank in range(4)]
+    assert len({len(rows) for rows in shares}) == 1
+    shown = np.bincount([sample for rows in shares for sample in seen(rows)], minlength=samples)
+    due = passes * assignment.copies_among(4)
+    assert (shown >= due).all()
+    # A worker with one sample less may see another again, to keep up, once in every pass.
+    assert (shown - due).sum() <= 4 * passes
+    relative = [batch.relative_size for batch in shares[0]]
+    assert relative == sorted(relative)
+    assert set(relative) <= {1, 3, 9}
+
+
+def test_a_batch_grows_at_its_marks():
+    rows = plan(torch.arange(100), fs.BatchGrowth(5, at=(0.5, 0.75), factor=2), epochs=4)
+    assert [batch.samples for batch in rows] == [5] * 40 + [10] * 10 + [20] * 5
+    assert sum(batch.ends_epoch for batch in rows) == 4
+    within = plan(torch.arange(100), fs.BatchGrowth(5, at=(0.5,), factor=2), epochs=1)
+    assert [batch.samples for batch in within] == [5] * 10 + [10] * 5
+
+
+def test_a_larger_batch_takes_longer_in_the_simulator():
+    def run(batch_size):
+        return fs.run(
+            "digits-mlp",
+            fs.Independent(),
+            workers=3,
+            epochs=2,
+            batch_size=batch_size,
+            compute=fs.Compute(seconds=0.5),
+        )
+
+    plain, grown = run(10), run(fs.BatchGrowth(10, at=(0.5,), factor=4))
+    assert plain.metrics["seconds"] == pytest.approx(0.5 * 2 * 48, abs=0.01)  # the rest: the final choice of a model
+    assert grown.metrics["steps"] == 48 + 12
+    assert grown.metrics["seconds"] == pytest.approx(0.5 * 48 + 2.0 * 12, abs=0.01)
+    assert grown.metrics["samples"] == plain.metrics["samples"] == 2 * 1437
+    assert grown.config["batch_size"] == "BatchGrowth(initial=10, at=(0.5,), factor=4, maximum=None)"

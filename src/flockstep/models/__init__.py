@@ -1,6 +1,23 @@
-"""Networks for the built-in tasks."""
+"""Networks for the built-in tasks and studies."""
 
-from flockstep.models.lenet import LeNet5
+from flockstep.models.cifar10_full import Cifar10Full
+from flockstep.models.densenet import DenseNet40
+from flockstep.models.digits_cnn import DigitsCNN
+from flockstep.models.gpt import GPT
+from flockstep.models.lenet import LeNet, LeNet5
 from flockstep.models.mlp import MLP
+from flockstep.models.resnet import ResNet18, ResNet20
+from flockstep.models.row_lstm import RowLSTM
 
-__all__ = ["MLP", "LeNet5"]
+__all__ = [
+    "GPT",
+    "MLP",
+    "Cifar10Full",
+    "DenseNet40",
+    "DigitsCNN",
+    "LeNet",
+    "LeNet5",
+    "ResNet18",
+    "ResNet20",
+    "RowLSTM",
+]

@@ -80,7 +80,7 @@ class ClusterComm(Comm):
     def now(self) -> float:
         return time.monotonic() - self.station.began
 
-    def elapse(self, seconds: float | None = None) -> None:
+    def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self.station.count_step()
         self.station.line.catch_up()  # a worker that only computes hears here that the run is to stop

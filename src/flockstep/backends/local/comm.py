@@ -80,7 +80,7 @@ class LocalComm(Comm):
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    def elapse(self, seconds: float | None = None) -> None:
+    def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self._seat.status[STEPS] += 1
 

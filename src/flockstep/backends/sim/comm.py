@@ -77,8 +77,8 @@ class SimComm(Comm):
     def start_stopwatch(self) -> None:
         self._stopwatch.start()
 
-    def elapse(self, seconds: float | None = None) -> None:
-        ticks = to_ticks(self._stopwatch.step_seconds() if seconds is None else seconds)
+    def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        ticks = to_ticks(self._stopwatch.step_seconds(times) if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
 
     @contextmanager

@@ -57,12 +57,12 @@ class Stopwatch:
     def start(self) -> None:
         self._mark = time.thread_time()
 
-    def step_seconds(self) -> float:
-        """The seconds of the step that has just been computed."""
+    def step_seconds(self, times: float) -> float:
+        """The seconds of the step that has just been computed, `times` as large as usual."""
         if self._compute.is_measured:
             before, self._mark = self._mark, time.thread_time()
             return self._mark - before
         if self._random is None:
-            return self._seconds
+            return self._seconds * times
         sigma = self._compute.jitter
-        return self._seconds * math.exp(sigma * self._random.standard_normal() - sigma * sigma / 2)
+        return self._seconds * times * math.exp(sigma * self._random.standard_normal() - sigma * sigma / 2)

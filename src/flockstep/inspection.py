@@ -1,0 +1,47 @@
+"""What a task costs, before anybody runs it: parameters, bytes, FLOPs, and whether its data are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flockstep.counting import cc_ratio, count_parameters, flops_per_sample
+from flockstep.data.datasets import find_dataset
+from flockstep.data.sources import in_order
+from flockstep.device import on_device
+from flockstep.task import Task
+
+
+def summary(task: Task) -> dict[str, Any]:
+    """What can be said without data and without memory for the model."""
+    with torch.device("meta"):
+        model = task.model()
+    batch = task.batch_size if task.global_batch is None else task.global_batch
+    return {
+        "parameters": count_parameters(model),
+        "data": task.data or "its own",
+        "there": task.data is None or find_dataset(task.data).is_there(),
+        "epochs": task.epochs,
+        "batch": f"{batch} {'each' if task.global_batch is None else 'in all'}",
+    }
+
+
+def inspect_task(task: Task) -> dict[str, Any]:
+    """Parameters, their bytes, forward FLOPs of a sample, and FLOPs ÷ parameters.
+
+    A built-in task is inspected without its data. Of another's data one sample is used.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = task.model()
+    example = find_dataset(task.data).example() if task.data else next(in_order(task.loaded().train, 1))[0]
+    example = on_device(example, next(model.parameters()).device)
+    return {
+        "task": task.name,
+        "model": type(model).__name__,
+        "parameters": count_parameters(model),
+        "trained": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "bytes": sum(parameter.nbytes for parameter in model.parameters()),
+        "flops_per_sample": flops_per_sample(model, example),
+        "cc_ratio": cc_ratio(model, example),
+    }
