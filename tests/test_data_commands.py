@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from tests.data.lying_server import Mirror, honest
 
 import flockstep as fs
 from flockstep.data.datasets import DATASETS
@@ -78,6 +79,43 @@ def test_a_scheme_as_json(flockstep):
         "fewest_a_pair": 0,
         "most_a_pair": 51,
     }
+
+
+@pytest.fixture
+def shakespeare():
+    dataset = DATASETS["tinyshakespeare"]
+    found = dataset.files.find()
+    if found is None:
+        pytest.skip("data set 'tinyshakespeare' is not there: set FLOCKSTEP_DATA, or fetch it")
+    return found[1][0].read_bytes()
+
+
+def test_a_data_set_is_fetched_and_then_used(flockstep, monkeypatch, tmp_path, shakespeare):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path / "data"))
+    with Mirror({"input.txt": shakespeare}, honest) as mirror:
+        for _ in range(2):
+            done = flockstep("data", "fetch", "tinyshakespeare", "--mirror", mirror.url)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == f"tinyshakespeare is verified and in {tmp_path / 'data' / 'tinyshakespeare'}\n"
+    assert mirror.asked == [("/input.txt", None)]  # the second time it was there
+    assert (tmp_path / "data/tinyshakespeare/input.txt").read_bytes() == shakespeare
+    assert json.loads(flockstep("list", "datasets", "--json").stdout)["datasets"]["tinyshakespeare"]["there"] is True
+
+
+def test_a_mirror_that_lies_is_one_line_and_leaves_nothing(flockstep, monkeypatch, tmp_path):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Mirror({"input.txt": b"x" * 1_115_394}, honest) as mirror:
+        done = flockstep("data", "fetch", "tinyshakespeare", "--mirror", mirror.url, "--to", str(tmp_path / "to"))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "input.txt must have md5 6fb458f1232090904fb40fe944165e91 (got " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == []
+
+
+def test_what_is_embedded_need_not_be_fetched(flockstep):
+    assert flockstep("data", "fetch", "digits").stdout == "digits is embedded: there is nothing to fetch\n"
 
 
 @pytest.mark.parametrize("name", TASKS)

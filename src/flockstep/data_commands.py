@@ -41,6 +41,9 @@ def fetch(name: str, folder: Path | None, mirrors: tuple[str, ...]) -> None:
     flockstep data fetch mnist --mirror http://localhost:8000/mnist/
     """
     dataset = find_dataset(name)
+    if not dataset.files.forms:
+        click.echo(f"{name} is embedded: there is nothing to fetch")
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
@@ -52,7 +55,7 @@ def fetch(name: str, folder: Path | None, mirrors: tuple[str, ...]) -> None:
             progress.update(bars[file], completed=done, total=total)
 
         paths = download(dataset, folder or folders()[0], mirrors=mirrors or None, watch=watch)
-    click.echo(f"{name} is there and verified: " + ", ".join(map(str, paths)))
+    click.echo(f"{name} is verified and in {paths[0].parent}")
 
 
 @data.command()

@@ -52,6 +52,7 @@ class Worker:
         self.optimizer = optimizer
         self.strategy = strategy
         self.schedule = schedule
+        self._paced = optimizer if isinstance(optimizer, Paced) else None
         self.flat = FlatModel(model, comm.empty)
         for group in optimizer.param_groups:
             known = all(self.flat.owns(parameter) for parameter in group["params"])
@@ -158,8 +159,8 @@ class Worker:
 
     def _set_rates(self) -> None:
         """What changes in the course of the training: an optimizer that has stages, and the learning rate."""
-        if isinstance(self.optimizer, Paced):
-            self.optimizer.at(self.progress)
+        if self._paced is not None:
+            self._paced.at(self.progress)
         if self.schedule is not None:
             self.schedule.apply(self.optimizer, self.progress)
 

@@ -15,7 +15,6 @@ import flockstep as fs
 from flockstep.data import ASSIGNMENTS, find_assignment
 from flockstep.data.overlap import overlap_of
 
-
 SCHEMES = tuple(ASSIGNMENTS.values())
 
 

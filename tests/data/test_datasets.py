@@ -103,7 +103,7 @@ def test_the_first_folder_with_all_files_is_taken(tmp_path):
 def test_pixels_are_normalised_one_batch_at_a_time(tmp_path):
     put(tmp_path / "grey", GREY)
     train, test = load_idx(grey_files(), MNIST_PIXELS, [tmp_path])
-    x, y = train.batch(slice(3))
+    x, y = train.batch(torch.arange(3))
     assert x.dtype == torch.float32
     expected = (torch.from_numpy(IMAGES[:3, None]).double() / 255 - 0.1307) / 0.3081
     torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-6)
@@ -190,7 +190,7 @@ def test_all_batches_but_the_last_are_trained_with_and_augmented(tmp_path):
 def test_augmentation_comes_before_the_normalisation_so_that_the_border_is_black(tmp_path):
     put(tmp_path / "colour", BATCHES)
     train, _ = load_cifar(colour_files(), CIFAR10_PIXELS, [tmp_path])
-    x, y = train.batch(slice(4), np.random.default_rng(3))
+    x, y = train.batch(torch.arange(4), np.random.default_rng(3))
     raw, _ = PadCropFlip(4)(np.random.default_rng(3), train.tensors[0], train.tensors[1])
     assert torch.equal(x, CIFAR10_PIXELS(raw)[0])
     assert y.tolist() == [0, 9, 1, 8]
@@ -368,7 +368,7 @@ def check(name, train_count, test_count, first, last, mean, std):
     assert dataset.load()[0] is train
     assert (len(train), len(test)) == (train_count, test_count)
     for part in (train, test):
-        x, y = part.batch(slice(5))
+        x, y = part.batch(torch.arange(5))
         assert (x.shape, x.dtype, y.dtype) == ((5, *dataset.sample_shape), torch.float32, torch.int64)
         assert part.tensors[0].dtype == torch.uint8
     assert train.tensors[1][:3].tolist() == first

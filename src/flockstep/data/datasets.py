@@ -72,8 +72,14 @@ class Normalized:
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        mean, std = (torch.tensor(each, device=images.device).view(-1, 1, 1) for each in (self.mean, self.std))
-        return images.float().mul_(1 / (255 * std)).sub_(mean / std), *rest
+        scale, shift = (each.to(images.device) for each in self._line)
+        return images.float().mul_(scale).sub_(shift), *rest
+
+    @functools.cached_property
+    def _line(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift of each channel. Made once: that takes as long as to prepare a small batch."""
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        return 1 / (255 * std), mean / std
 
 
 # Mean and standard deviation of the training images' pixels, as published with models everywhere; the tests compare

@@ -171,6 +171,4 @@ def _unpickled(name: str, content: bytes) -> Any:
     try:
         return _Unpickler(BytesIO(content), encoding="bytes").load()
     except _DAMAGED as error:
-        raise DataError(
-            f"{name} must be a pickle of plain values and arrays (got: {' '.join(str(error).split())})"
-        ) from error
+        raise DataError(f"{name} must be a pickle of plain values and arrays (got {error!r})") from error
