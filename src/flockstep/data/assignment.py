@@ -100,7 +100,21 @@ class Coarse(Assignment):
 
 
 @dataclass(frozen=True)
-class MediumCoarse(Assignment):
+class WithCopies(Assignment):
+    """What schemes have in common that are told the number of copies."""
+
+    copies: int
+
+    def __post_init__(self) -> None:
+        require_integer("copies", self.copies, 1)
+
+    def copies_among(self, workers: int) -> int:
+        require(self.copies <= workers, "copies", f"be at most the number of workers, {workers}", self.copies)
+        return self.copies
+
+
+@dataclass(frozen=True)
+class MediumCoarse(WithCopies):
     """M shards, of which worker i gets C: i, i+1, … i+C−1 (mod M).
 
     Fields:
@@ -108,13 +122,6 @@ class MediumCoarse(Assignment):
     """
 
     name: ClassVar[str] = "medium_coarse"
-    copies: int
-
-    def __post_init__(self) -> None:
-        require_integer("copies", self.copies, 1)
-
-    def copies_among(self, workers: int) -> int:
-        return _copies(self.copies, workers)
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
         twice_around = np.tile(random.permutation(samples), 2)  # so that every worker's shards lie in a row
@@ -123,7 +130,7 @@ class MediumCoarse(Assignment):
 
 
 @dataclass(frozen=True)
-class FineGrained(Assignment):
+class FineGrained(WithCopies):
     """Each sample, not shard, to C workers, so that all pairs of workers share nearly equally many.
 
     Samples come in groups of M. A group has a set of C workers, and its samples go to the M shifts of that set; the
@@ -135,13 +142,6 @@ class FineGrained(Assignment):
     """
 
     name: ClassVar[str] = "fine_grained"
-    copies: int
-
-    def __post_init__(self) -> None:
-        require_integer("copies", self.copies, 1)
-
-    def copies_among(self, workers: int) -> int:
-        return _copies(self.copies, workers)
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
         order = random.permutation(samples)
@@ -239,11 +239,6 @@ def _borders(samples: int, parts: int) -> list[int]:
 def _cut(order: Indices, parts: int) -> list[Indices]:
     """Views of `order`, one after the other."""
     return [order[start:stop] for start, stop in pairwise(_borders(len(order), parts))]
-
-
-def _copies(copies: int, workers: int) -> int:
-    require(copies <= workers, "copies", f"be at most the number of workers, {workers}", copies)
-    return copies
 
 
 ASSIGNMENTS: dict[str, type[Assignment]] = {
