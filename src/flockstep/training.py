@@ -17,7 +17,7 @@ from flockstep.backends.base import Backend
 from flockstep.backends.sim import Compute
 from flockstep.comm import Comm, SharedTensor
 from flockstep.data import Assignment, Disjoint, Sampling, batches
-from flockstep.data.batches import BatchSize
+from flockstep.data.timetable import BatchSize
 from flockstep.device import on_device
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_integer
@@ -102,7 +102,7 @@ def run(
         chosen,
         strategy,
         passes,
-        passes if table is None else len(table.epoch_ends),
+        passes if table is None else table.epochs,
         batch_size,
         assignment,
         sampling,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flockstep.comm import Comm, broadcast_from_first
 from flockstep.data import Assignment, Disjoint, Sampling, batches
-from flockstep.data.batches import BatchSize
+from flockstep.data.timetable import BatchSize, Timetable
 from flockstep.errors import NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
@@ -61,7 +61,7 @@ class Worker:
         self.epoch = 0
         self.samples = 0
         self.total_steps: int | None = None
-        self._timetable: batches.Timetable | None = None
+        self._timetable: Timetable | None = None
         self._timetable_began = self._epochs_before = 0
         self._passes = 0
         self._relative_size = 1.0
@@ -104,23 +104,25 @@ class Worker:
         )
         self._timetable, self._timetable_began = plan.timetable, self.steps
         self.total_steps = None if plan.timetable is None else self.steps + plan.timetable.steps
-        self._epochs_before = self.epoch
+        self._epochs_before, first_pass = self.epoch, self._passes
+        samples, epochs_done, passes = plan.done_in(resume_at)
         self.steps += resume_at
-        self.samples += plan.samples_in(resume_at)
-        self.epoch += plan.epochs_in(resume_at)
-        for batch in plan.batches(resume_at, first_pass=self._passes):
+        self.samples += samples
+        self.epoch += epochs_done
+        self._passes += passes
+        for batch in plan.batches(resume_at, first_pass):
             self.samples += batch.samples
             self._relative_size = batch.relative_size
             yield batch.data
             self.epoch += batch.ends_epoch
-        self._passes += epochs
+            self._passes += batch.ends_pass
 
     @property
     def progress(self) -> Progress:
         """How far the training has come, for schedules."""
         if self._timetable is None:
             return Progress(self.steps, self.total_steps, self.epoch)
-        epoch = self._timetable.epoch_at(self.steps - self._timetable_began)
+        epoch = self._timetable.epochs_done(self.steps - self._timetable_began)
         return Progress(self.steps, self.total_steps, self._epochs_before + epoch)
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:

@@ -100,8 +100,10 @@ def test_a_resumed_run_goes_on_with_the_very_next_batch(assignment, sampling, sa
     rest = list(made.batches(stop, first_pass=0))
     assert [batch.data.tolist() for batch in rest] == [batch.data.tolist() for batch in whole[stop:]]
     assert [batch.ends_epoch for batch in rest] == [batch.ends_epoch for batch in whole[stop:]]
-    assert made.samples_in(stop) == sum(batch.samples for batch in whole[:stop])
-    assert made.epochs_in(stop) == sum(batch.ends_epoch for batch in whole[:stop])
+    before = whole[:stop]
+    assert made.done_in(stop) == tuple(
+        sum(getattr(batch, name) for batch in before) for name in ("samples", "ends_epoch", "ends_pass")
+    )
 
 
 def test_the_order_depends_on_seed_rank_and_epoch_alone():
@@ -286,6 +288,27 @@ def test_epochs_go_on_counting_over_several_loops():
     (first, second), epochs = fs.launch(program, 1)[0]
     assert epochs == 2
     assert first != second
+
+
+def test_a_loop_that_is_left_early_goes_on_with_the_next_pass():
+    """And a loop without end costs no more than its first steps."""
+
+    def program(comm):
+        model = torch.nn.Linear(1, 1)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
+        shown = []
+        for batch in worker.batches(torch.arange(50), 25, epochs=10**9):
+            shown.append(batch.tolist())
+            if len(shown) == 5:
+                break
+        again = next(iter(worker.batches(torch.arange(50), 25))).tolist()
+        return shown, again, worker.epoch, worker.total_steps
+
+    shown, again, epochs, total = fs.launch(program, 1)[0]
+    assert epochs == 2
+    assert total == 2  # of the second loop
+    assert again == shown[4]  # the third pass, which was left
+    assert again not in shown[:4]
 
 
 def test_a_resumed_worker_counts_what_was_done_before():
