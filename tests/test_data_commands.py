@@ -189,12 +189,14 @@ def test_a_run_takes_assignment_order_and_schedule(flockstep):
         "run", "digits-mlp", "sync_sgd", "--workers", "4", "--epochs", "2", "--json",
         "--assignment", "medium_coarse(copies=2)", "--order", "with_replacement", "--shuffle", "global",
         "--schedule", "warmup(epochs=0.5) * step_decay(at=(0.5, 0.75), gamma=0.2)",
+        "--batch-size", "batch_growth(16, at=(0.5,), factor=2)",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["assignment"] == "MediumCoarse(copies=2)"
     assert told["sampling"] == "Sampling(order='with_replacement', shuffle='global')"
     assert told["schedule"] == repr(fs.Warmup(0.5) * fs.StepDecay((0.5, 0.75), 0.2))
+    assert told["batch_size"] == "BatchGrowth(initial=16, at=(0.5,), factor=2.0, maximum=None)"
     assert len(told["history"]) == 2
 
 
@@ -224,6 +226,12 @@ def test_a_run_takes_assignment_order_and_schedule(flockstep):
             ["run", "digits-mlp", "sync_sgd", "--schedule", "step_decay(at=half)"],
             "'at' must be numbers such as 0.5,0.75 (got 'half')",
         ),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--batch-size", "many()+"],
+            "'--batch-size' must be a whole number, or batch_growth(initial=32, at=(0.5,), factor=4) (got 'many()+')",
+        ),
+        (["run", "digits-mlp", "sync_sgd", "--batch-size", "many"], "unknown batch size 'many'; known: batch_growth"),
+        (["run", "digits-mlp", "sync_sgd", "--batch-size", "0"], "'batch_size' must be at least 1 (got 0)"),
         (["run", "digits-mlp", "sync_sgd", "--order", "sorted"], "'order' must be one of 'reshuffle'"),
     ],
 )  # fmt: skip

@@ -22,7 +22,7 @@ from flockstep.launch import BACKENDS, make_backend
 from flockstep.listing import TABLES, drawn
 from flockstep.network import Network
 from flockstep.recipes import Schedule
-from flockstep.specs import make_spec, read_settings, read_spec
+from flockstep.specs import make_spec, read_batch_size, read_settings, read_spec
 from flockstep.strategies import Strategy, find_strategy
 from flockstep.task import find_task
 from flockstep.tasks import TASKS
@@ -42,7 +42,7 @@ def cli() -> None:
 @click.option("--backend", default="sim", show_default=True, help="Where they run: " + ", ".join(BACKENDS) + ".")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="A field of the strategy; repeatable.")
 @click.option("--epochs", type=int, help="Passes of all workers together over the data.  [default: the task's]")
-@click.option("--batch-size", type=int, help="Samples of one worker's step.  [default: the task's]")
+@click.option("--batch-size", help="Samples of one worker's step, or batch_growth(…).  [default: the task's]")
 @click.option("--assignment", default="disjoint", show_default=True, help="Which worker sees which samples.")
 @click.option("--order", default="reshuffle", show_default=True, help="Of its samples: " + ", ".join(ORDERS) + ".")
 @click.option("--shuffle", default="local", show_default=True, help="Who shuffles: " + ", ".join(SHUFFLES) + ".")
@@ -60,7 +60,7 @@ def run(
     backend: str,
     settings: tuple[str, ...],
     epochs: int | None,
-    batch_size: int | None,
+    batch_size: str | None,
     assignment: str,
     order: str,
     shuffle: str,
@@ -89,7 +89,7 @@ def run(
         workers,
         backend,
         epochs=epochs,
-        batch_size=batch_size,
+        batch_size=None if batch_size is None else read_batch_size("--batch-size", batch_size),
         assignment=read_spec("--assignment", assignment, Assignment),
         sampling=None if (order, shuffle) == ("reshuffle", "local") else Sampling(order, shuffle),
         schedule=read_spec("--schedule", schedule, Schedule) if schedule else None,

@@ -12,13 +12,21 @@ from typing import Any
 from flockstep.codecs import Codec, find_codec
 from flockstep.data import Assignment, find_assignment
 from flockstep.errors import InvalidField, unknown_name
-from flockstep.recipes import Schedule, find_schedule
+from flockstep.recipes import BatchGrowth, Schedule, find_schedule
+
+
+def _find_growth(name: str) -> type[BatchGrowth]:
+    if name != BatchGrowth.name:
+        raise unknown_name("batch size", name, [BatchGrowth.name])
+    return BatchGrowth
+
 
 # What a field may hold besides plain values, how its class is found by name, and an example for who does not know.
 KINDS: dict[type, tuple[Callable[[str], type], str]] = {
     Codec: (find_codec, "a codec such as one_bit or top_k(ratio=0.01)"),
     Assignment: (find_assignment, "an assignment such as disjoint or medium_coarse(copies=2)"),
     Schedule: (find_schedule, "a schedule such as cosine or warmup(epochs=5) * step_decay"),
+    BatchGrowth: (_find_growth, "a whole number, or batch_growth(initial=32, at=(0.5,), factor=4)"),
 }
 
 
@@ -56,6 +64,15 @@ def read_value(field: str, text: str, hint: Any) -> Any:
         return _read_tuple(field, text)
     names = " or ".join("none" if kind is types.NoneType else kind.__name__ for kind in kinds)
     raise InvalidField(f"{field!r} must be {names} (got {text!r})")
+
+
+def read_batch_size(field: str, text: str) -> int | BatchGrowth:
+    """`32`, or `batch_growth(initial=32, at=(0.5, 0.75), factor=10)`."""
+    try:
+        return int(text)
+    except ValueError:
+        growth: BatchGrowth = read_spec(field, text, BatchGrowth)
+        return growth
 
 
 def read_spec(field: str, text: str, kind: type) -> Any:
