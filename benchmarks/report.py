@@ -29,6 +29,8 @@ LIMITS = """\
   not. Where one is slower the others wait for its turn, or do not.
 - **Codecs.** Memory bandwidth for the first three, which work on parts that stay in the cache; drawing random numbers
   for QSGD; looking for candidates for TopK.
+- **Batches.** Copying rows of bytes and making floats of them, about a third of the time each; the loader's is
+  Python's, sample by sample. **Augmentation.** Copying windows. **Assignment.** Looking up indices at random.
 - **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long as its all-reduce.
 - **Ray.** Memory bandwidth: a blend moves five streams (the value twice, the tensor, the answer), a put three.
 """
