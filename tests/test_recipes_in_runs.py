@@ -94,6 +94,23 @@ def test_a_schedule_goes_by_data_seen_by_all_whatever_the_overlap():
     assert fs.launch(program, 2)[0] == [(0, 0, 4), (0.5, 1, 4), (1, 2, 4), (1.5, 3, 4)]
 
 
+def test_a_schedule_goes_by_batches_where_several_make_a_step():
+    def program(comm):
+        model = nn.Linear(4, 2)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD(), fs.Warmup(epochs=2))
+        rates = []
+        for number, (x, y) in enumerate(worker.batches((X, Y), 6, epochs=2), 1):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            if number % 2 == 0:
+                worker.step(loss)
+                rates.append(worker.optimizer.param_groups[0]["lr"])
+        return rates
+
+    # Four batches an epoch on each of two workers; a step sees the second of its two.
+    assert fs.launch(program, 2)[0] == pytest.approx([0.1 * batch / 8 for batch in (1, 3, 5, 7)])
+
+
 def test_a_schedule_without_batches_of_the_worker_asks_for_the_number_of_steps():
     def program(comm):
         model = nn.Linear(4, 2)
@@ -214,6 +231,10 @@ def test_wrong_recipes_are_one_clear_line():
         (
             lambda: fs.run(task(), fs.SyncSGD(), workers=2, schedule=0.1),
             r"'schedule' must be one such as fs.Cosine\(\) \(got 0.1\)",
+        ),
+        (
+            lambda: fs.run(task(), fs.SyncSGD(), workers=2, assignment="disjoint"),
+            r"'assignment' must be one such as fs.Disjoint\(\) \(got 'disjoint'\)",
         ),
         (
             lambda: fs.run(task(train=(X[:3], Y[:3])), fs.SyncSGD(), workers=4),

@@ -90,10 +90,13 @@ def run(
     place = make_backend(backend, network=network, compute=compute, lanes=lanes)
     workers = place.size(workers, DEFAULT_WORKERS)
     chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
+    assignment = Disjoint() if assignment is None else assignment
+    require(isinstance(assignment, Assignment), "assignment", "be one such as fs.Disjoint()", assignment)
+    schedule = chosen.schedule if schedule is None else schedule
+    require(schedule is None or isinstance(schedule, Schedule), "schedule", "be one such as fs.Cosine()", schedule)
     chosen.check()
     epochs = chosen.epochs if epochs is None else epochs
     require_integer("epochs", epochs, 1)
-    assignment = assignment or Disjoint()
     passes = assignment.overlap_epochs(epochs, workers)
     batch_size = chosen.batch_size_for(workers) if batch_size is None else batch_size
     plan = batches.plan(chosen.train, batch_size, passes, assignment, sampling, workers=workers, rank=0, seed=seed)
@@ -106,7 +109,7 @@ def run(
         batch_size,
         assignment,
         sampling,
-        chosen.schedule if schedule is None else schedule,
+        schedule,
         may_lose_workers=on_failure == "continue",
         # The lowest rank may be lost when all is done; and a process that does not lead has only its own worker's.
         model_from_all=on_failure == "continue" or not place.is_lead,
@@ -134,7 +137,7 @@ def run(
         "batch_size": batch_size if isinstance(batch_size, int) else repr(batch_size),
         "assignment": repr(assignment),
         "sampling": repr(sampling or Sampling()),
-        "schedule": repr(job.schedule),
+        "schedule": repr(schedule),
         "seed": seed,
         "versions": versions(),
     }

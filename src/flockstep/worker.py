@@ -62,7 +62,7 @@ class Worker:
         self.samples = 0
         self.total_steps: int | None = None
         self._timetable: Timetable | None = None
-        self._timetable_began = self._epochs_before = 0
+        self._batches_taken = self._epochs_before = 0
         self._passes = 0
         self._relative_size = 1.0
         self.loss = math.nan
@@ -102,7 +102,7 @@ class Worker:
         plan = batches.plan(
             dataset, batch_size, epochs, assignment or Disjoint(), sampling, workers=size, rank=rank, seed=seed
         )
-        self._timetable, self._timetable_began = plan.timetable, self.steps
+        self._timetable, self._batches_taken = plan.timetable, resume_at
         self.total_steps = None if plan.timetable is None else self.steps + plan.timetable.steps
         self._epochs_before, first_pass = self.epoch, self._passes
         samples, epochs_done, passes = plan.done_in(resume_at)
@@ -112,6 +112,7 @@ class Worker:
         self._passes += passes
         for batch in plan.batches(resume_at, first_pass):
             self.samples += batch.samples
+            self._batches_taken += 1
             self._relative_size = batch.relative_size
             yield batch.data
             self.epoch += batch.ends_epoch
@@ -122,7 +123,8 @@ class Worker:
         """How far the training has come, for schedules."""
         if self._timetable is None:
             return Progress(self.steps, self.total_steps, self.epoch)
-        epoch = self._timetable.epochs_done(self.steps - self._timetable_began)
+        # By batches rather than steps: gradients of several may be gathered for one step.
+        epoch = self._timetable.epochs_done(max(0, self._batches_taken - 1))
         return Progress(self.steps, self.total_steps, self._epochs_before + epoch)
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:
