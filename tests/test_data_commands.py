@@ -9,7 +9,7 @@ import pytest
 from tests.data.lying_server import Mirror, honest
 
 import flockstep as fs
-from flockstep.data.datasets import DATASETS
+from flockstep.data.datasets import DATASETS, cifar10
 from flockstep.data.overlap import overlap_of
 from flockstep.picture import draw
 from flockstep.tasks import TASKS
@@ -174,6 +174,7 @@ def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(flo
 
 
 def test_a_task_without_its_data_says_how_to_get_it(flockstep, monkeypatch, tmp_path):
+    cifar10.cache_clear()  # another test may have loaded it, and then it is there
     monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = flockstep("run", "cifar10-full", "sync_sgd", "--json")
