@@ -149,9 +149,9 @@ def test_a_mirror_without_ranges_starts_over(serve, tmp_path):
 def test_a_stalling_mirror_is_left_after_the_timeout_and_the_next_fetch_goes_on(serve, tmp_path):
     mirror = serve(stalls(HALF))
     started = time.monotonic()
-    message = failure(tmp_path, mirror, attempts=2, timeout=0.25)
-    assert 0.5 <= time.monotonic() - started < 5
-    assert message.endswith(f"from {mirror.url}: stalled for 0.25 s after 70000 bytes")
+    message = failure(tmp_path, mirror, attempts=2, timeout=0.8)
+    assert 1.6 <= time.monotonic() - started < 20
+    assert message.endswith(f"from {mirror.url}: stalled for 0.8 s after 70000 bytes")
     assert mirror.ranges == [None, REST]
     assert state(tmp_path) == BEGUN
     honest_mirror = serve(honest)
@@ -198,7 +198,7 @@ def test_a_mirror_that_nobody_runs_is_said_to_refuse(tmp_path):
 def test_pauses_between_attempts_double(serve, tmp_path):
     started = time.monotonic()
     failure(tmp_path, serve(status(500)), attempts=4, pause_seconds=0.05)
-    assert 0.05 + 0.1 + 0.2 <= time.monotonic() - started < 3
+    assert 0.05 + 0.1 + 0.2 <= time.monotonic() - started < 20
 
 
 def test_a_false_beginning_does_not_spoil_an_honest_mirror(serve, tmp_path):
