@@ -88,7 +88,7 @@ def test_epochs_end_after_equally_many_samples_whatever_the_overlap(assignment, 
     assignment=st.sampled_from(ASSIGNMENTS_OF_4),
     sampling=st.sampled_from(SAMPLINGS),
     samples=st.integers(8, 60),
-    batch_size=st.integers(1, 9),
+    batch_size=st.integers(1, 9) | st.builds(fs.BatchGrowth, st.integers(1, 4), factor=st.just(3)),
     passes=st.integers(1, 3),
     data=st.data(),
 )
