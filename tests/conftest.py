@@ -74,6 +74,20 @@ def flockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     return run
 
 
+@pytest.fixture
+def refused(flockstep: Callable[..., Done]) -> Callable[[list[str], str], None]:
+    """Bad input is one line on stderr that begins like this, and nothing on stdout."""
+
+    def check(arguments: list[str], message: str) -> None:
+        done = flockstep(*arguments)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"flockstep: {message}")
+        assert len(done.stderr.splitlines()) == 1
+
+    return check
+
+
 @pytest.fixture(autouse=True, scope="module")
 def programs_travel_by_value(request: pytest.FixtureRequest) -> None:
     """Workers need not import a test module, and pytest with it, to run a function of it."""

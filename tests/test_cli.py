@@ -84,12 +84,8 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         (["list", "strategy"], "unknown list 'strategy'; known: assignments, backends"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr(flockstep, arguments, message):
-    done = flockstep(*arguments)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"flockstep: {message}")
-    assert len(done.stderr.splitlines()) == 1
+def test_bad_input_is_one_line_on_stderr(refused, arguments, message):
+    refused(arguments, message)
 
 
 def test_list_names_everything(flockstep):

@@ -212,16 +212,29 @@ def test_a_stream_runs_and_is_evaluated_after_every_pass():
     assert result.metrics["test_accuracy"] > 0.5
 
 
-def test_augmented_data_leave_lanes_open_and_repeat():
-    """Augmentation draws from a generator of its own, so the simulator's lanes need not close."""
+def noisy(random, x, y):
+    return x + torch.from_numpy(random.normal(size=x.shape)).float(), y
 
-    def noisy(random, x, y):
-        return x + torch.from_numpy(random.normal(size=x.shape)).float(), y
 
+def test_augmented_data_repeat_with_any_number_of_lanes():
     data = fs.InMemory(X, Y, augment=noisy)
     replicas = [fs.run(task(train=data), fs.SyncSGD(), workers=3, lanes=lanes).replicas[0] for lanes in (1, 2)]
     assert torch.equal(*replicas)
     assert not torch.equal(replicas[0], fs.run(task(), fs.SyncSGD(), workers=3).replicas[0])
+
+
+@pytest.mark.parametrize("sampling", [fs.Sampling(), fs.Sampling("with_replacement", "global")], ids=repr)
+def test_batches_do_not_draw_from_torchs_generator(sampling):
+    """Which would close the simulator's lanes, and make what dropout draws depend on the data."""
+
+    def program(comm):
+        model = nn.Linear(4, 2)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD())
+        before = torch.get_rng_state()
+        count = sum(1 for _ in worker.batches(fs.InMemory(X, Y, augment=noisy), 4, epochs=2, sampling=sampling))
+        return count, torch.equal(torch.get_rng_state(), before)
+
+    assert fs.launch(program, 2) == [(12, True)] * 2
 
 
 def test_wrong_recipes_are_one_clear_line():

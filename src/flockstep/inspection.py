@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flockstep.counting import cc_ratio, count_parameters, flops_per_sample
+from flockstep.counting import count_parameters, flops_per_sample
 from flockstep.data.datasets import find_dataset
 from flockstep.data.sources import in_order
 from flockstep.device import on_device
@@ -36,12 +36,13 @@ def inspect_task(task: Task) -> dict[str, Any]:
         model = task.model()
     example = find_dataset(task.data).example() if task.data else next(in_order(task.loaded().train, 1))[0]
     example = on_device(example, next(model.parameters()).device)
+    parameters, flops = count_parameters(model), flops_per_sample(model, example)
     return {
         "task": task.name,
         "model": type(model).__name__,
-        "parameters": count_parameters(model),
+        "parameters": parameters,
         "trained": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         "bytes": sum(parameter.nbytes for parameter in model.parameters()),
-        "flops_per_sample": flops_per_sample(model, example),
-        "cc_ratio": cc_ratio(model, example),
+        "flops_per_sample": flops,
+        "cc_ratio": flops / parameters,
     }

@@ -49,14 +49,7 @@ class InMemory(TensorDataset):
 
     def first(self, count: int) -> InMemory:
         """The first `count` samples, without a copy."""
-        return self._part(slice(count))
-
-    def rest(self, count: int) -> InMemory:
-        """All but the first `count` samples, without a copy."""
-        return self._part(slice(count, None))
-
-    def _part(self, rows: slice) -> InMemory:
-        return InMemory(*(tensor[rows] for tensor in self.tensors), prepare=self.prepare, augment=self.augment)
+        return InMemory(*(tensor[:count] for tensor in self.tensors), prepare=self.prepare, augment=self.augment)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return tuple(part[0] for part in self.batch(torch.tensor([index])))
