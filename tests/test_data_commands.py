@@ -59,6 +59,15 @@ def test_the_picture_shows_who_holds_what(flockstep, tmp_path):
     assert shares[1] == pytest.approx(3 * shares[0], rel=0.1)
 
 
+def test_without_matplotlib_it_is_said_what_to_install(refused, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    refused(
+        ["data", "show", "disjoint", "--out", str(tmp_path / "scheme.png")],
+        "pictures need matplotlib: pip install 'flockstep[plot]'",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_many_workers_are_shown_in_part(flockstep):
     done = flockstep("data", "show", "disjoint", "--workers", "200")
     assert "… and 136 more workers" in done.stdout

@@ -406,3 +406,23 @@ def test_a_real_file_with_one_byte_changed_is_refused(tmp_path):
         (tmp_path / "mnist" / path.name).write_bytes(content)
     message = message_of(DataError, lambda: load_idx(MNIST_FILES, MNIST_PIXELS, [tmp_path]))
     assert f"{tmp_path}/mnist/{paths[-1].name} must have md5 " in message
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        pytest.param("mnist", "MNIST/raw", marks=needs("mnist")),
+        pytest.param("fashion-mnist", "FashionMNIST/raw", marks=needs("fashion-mnist")),
+    ],
+)
+def test_the_real_files_are_known_unpacked_and_in_torchvisions_folders(tmp_path, name, folder):
+    files = DATASETS[name].files
+    _, paths = files.find()
+    contents = {path.stem if path.suffix == ".gz" else path.name: path.read_bytes() for path in paths}
+    plain = {
+        each: gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content for each, content in contents.items()
+    }
+    put(tmp_path / folder, plain)
+    train_images, _, _, test_labels = (array for _, array in files.load([tmp_path]))
+    assert train_images.shape == (60_000, 28, 28)
+    assert test_labels.shape == (10_000,)
