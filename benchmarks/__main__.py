@@ -13,7 +13,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import asynchronous, codec_speed, data_speed, local, on_ray, on_torchrun, report, simulator
+from benchmarks import (
+    asynchronous,
+    codec_speed,
+    data_speed,
+    local,
+    on_ray,
+    on_torchrun,
+    report,
+    simulator,
+)
 from benchmarks.harness import Benchmark, Outcome, run
 
 BENCHMARKS = tuple(
@@ -55,8 +64,21 @@ def _parser() -> ArgumentParser:
         "only a benchmark that crashes makes the exit code 1.",
     )
     add = parser.add_argument
-    add("--only", nargs="+", action="extend", default=[], metavar="NAME", help="cases, or their beginnings")
-    add("--repeats", type=int, choices=range(1, 100), metavar="N", help="for all cases, in place of their own")
+    add(
+        "--only",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="cases, or their beginnings",
+    )
+    add(
+        "--repeats",
+        type=int,
+        choices=range(1, 100),
+        metavar="N",
+        help="for all cases, in place of their own",
+    )
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
     add("--list", action="store_true", help="list the cases and stop")
     add("--write", action="store_true", help=f"write the rows to benchmarks/{RESULTS.name}")
@@ -76,7 +98,9 @@ def _measure(benchmarks: list[Benchmark], repeats: int | None) -> tuple[list[Out
     """The outcomes, and the names of the cases that crashed."""
     progress = Console(stderr=True, highlight=False)
     if os.getloadavg()[0] > BUSY_LOAD:
-        progress.print(f"The machine is busy (load {os.getloadavg()[0]:.1f}): ratios that need free cores suffer.")
+        progress.print(
+            f"The machine is busy (load {os.getloadavg()[0]:.1f}): ratios that need free cores suffer."
+        )
     outcomes: list[Outcome] = []
     crashed: set[str] = set()
     for number, benchmark in enumerate(benchmarks, 1):
@@ -84,7 +108,7 @@ def _measure(benchmarks: list[Benchmark], repeats: int | None) -> tuple[list[Out
         progress.print(f"benchmark {number} of {len(benchmarks)}: {', '.join(names)}")
         try:
             outcomes += run(benchmark, repeats or benchmark.repeats, progress.print)
-        except Exception:  # noqa: BLE001 — whatever it is, it must not take the other cases' figures with it
+        except Exception:
             traceback.print_exc()
             crashed.update(names)
     return outcomes, crashed

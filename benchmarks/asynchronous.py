@@ -35,13 +35,19 @@ def _updates() -> list[Sample]:
     samples = []
     with fs.LocalProcesses() as local:
         for first in (batches, large):
-            figures = {name: _updates_per_second(local, solver, first, batches) for name, solver in SOLVERS.items()}
+            figures = {
+                name: _updates_per_second(local, solver, first, batches)
+                for name, solver in SOLVERS.items()
+            }
             samples.append(Sample(figures["EAWild"] / figures["EASGD in turns"], figures))
     return samples
 
 
 def _updates_per_second(
-    local: fs.LocalProcesses, solver: fs.Strategy[Any], first: Sequence[Batch], others: Sequence[Batch]
+    local: fs.LocalProcesses,
+    solver: fs.Strategy[Any],
+    first: Sequence[Batch],
+    others: Sequence[Batch],
 ) -> float:
     """Of all workers together, in one stretch of time that begins for all at once."""
 

@@ -1,4 +1,6 @@
-"""How fast samples come: batches of data in memory, augmented photographs, and the assignment of many samples."""
+"""How fast samples come: batches of data in memory, augmented photographs, and the assignment of
+many samples.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def _samples_per_second(rows: Iterable[Any]) -> float:
 
 
 def _batches() -> list[Sample]:
-    """A shuffled epoch. The loader gets floats that are ready; ours are made of bytes, batch by batch."""
+    """A shuffled epoch. The loader gets floats that are ready; ours are made of bytes, batch by
+    batch.
+    """
     torch.set_num_threads(1)
     data = _mnist()
     ready = TensorDataset(*next(in_order(data, IMAGES))[0])

@@ -9,7 +9,9 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison and the bound that it must keep: a floor, or a ceiling where lower is better."""
+    """One comparison and the bound that it must keep: a floor, or a ceiling where lower is
+    better.
+    """
 
     name: str
     what: str
@@ -24,7 +26,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """One repeat of a case: the value that is held against the bound, and the absolute figures behind it."""
+    """One repeat of a case: the value that is held against the bound, and the absolute figures
+    behind it.
+    """
 
     value: float
     figures: dict[str, float]

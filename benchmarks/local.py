@@ -24,24 +24,37 @@ TRAINING_WARM_UP = 8
 
 
 def _all_reduce() -> list[Sample]:
-    """For each size, a tensor in shared memory, as a worker's flat tensors are, and one outside of it."""
+    """For each size, a tensor in shared memory, as a worker's flat tensors are, and one outside
+    of it.
+    """
     samples = []
     with fs.LocalProcesses() as local:
         for elements, calls in ALL_REDUCES.items():
-            gloo = spawned.spawn_with_gloo(spawned.all_reduce_seconds, PROCESSES, elements, ALL_REDUCE_WARM_UP, calls)
+            gloo = spawned.spawn_with_gloo(
+                spawned.all_reduce_seconds, PROCESSES, elements, ALL_REDUCE_WARM_UP, calls
+            )
             for in_place in (True, False):
                 ours = _all_reduce_seconds(local, elements, calls, in_place)
                 samples.append(Sample(gloo / ours, {"Flockstep": 1e3 * ours, "gloo": 1e3 * gloo}))
     return samples
 
 
-def _all_reduce_seconds(local: fs.LocalProcesses, elements: int, calls: int, in_place: bool) -> float:
+def _all_reduce_seconds(
+    local: fs.LocalProcesses, elements: int, calls: int, in_place: bool
+) -> float:
     def program(comm: fs.Comm) -> float:
         torch.set_num_threads(1)
-        memory = comm.empty(elements, torch.float32, torch.device("cpu")) if in_place else torch.empty(elements)
+        memory = (
+            comm.empty(elements, torch.float32, torch.device("cpu"))
+            if in_place
+            else torch.empty(elements)
+        )
         tensor = memory.zero_()
         return seconds_per_call(
-            lambda: comm.all_reduce(tensor), warm_up=ALL_REDUCE_WARM_UP, calls=calls, barrier=comm.barrier
+            lambda: comm.all_reduce(tensor),
+            warm_up=ALL_REDUCE_WARM_UP,
+            calls=calls,
+            barrier=comm.barrier,
         )
 
     first: float = fs.launch(program, PROCESSES, local)[0]
@@ -58,13 +71,17 @@ def _launch() -> list[Sample]:
 
 
 def _sync_sgd() -> list[Sample]:
-    ddp = spawned.spawn_with_gloo(spawned.data_parallel_seconds, TRAINERS, LeNet5, TRAINING_WARM_UP, TRAINING_STEPS)
+    ddp = spawned.spawn_with_gloo(
+        spawned.data_parallel_seconds, TRAINERS, LeNet5, TRAINING_WARM_UP, TRAINING_STEPS
+    )
     batches = synthetic_batches()
 
     def program(comm: fs.Comm) -> float:
         torch.set_num_threads(1)
         step = worker_step(comm, fs.SyncSGD(), batches)
-        return seconds_per_call(step, warm_up=TRAINING_WARM_UP, calls=TRAINING_STEPS, barrier=comm.barrier)
+        return seconds_per_call(
+            step, warm_up=TRAINING_WARM_UP, calls=TRAINING_STEPS, barrier=comm.barrier
+        )
 
     ours: float = fs.launch(program, TRAINERS, "local")[0]
     samples = BATCH_SIZE * TRAINERS
@@ -80,7 +97,9 @@ BENCHMARKS = (
                 bound=floor,
                 figure_unit="ms",
             )
-            for (label, floor), elements in zip([("62k", 4), ("665k", 3), ("11m", 2.5)], ALL_REDUCES, strict=True)
+            for (label, floor), elements in zip(
+                [("62k", 4), ("665k", 3), ("11m", 2.5)], ALL_REDUCES, strict=True
+            )
             for how in ("in_place", "staged")
         ],
         _all_reduce,

@@ -1,4 +1,6 @@
-"""Simulates many workers, and few, in a process of its own; prints seconds and peak memory as JSON."""
+"""Simulates many workers, and few, in a process of its own; prints seconds and peak memory as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ MANY, FEW = 1024, 16
 
 def main() -> None:
     torch.set_num_threads(1)
-    # The many are timed between two timings of the few: should the machine slow down meanwhile, both feel it.
+    # The many are timed between two timings of the few: should the machine slow down meanwhile,
+    # both feel it.
     before = simulated_seconds(FEW, 1, warm_up=8, steps=64)
     many = simulated_seconds(MANY, 1, warm_up=1, steps=8)
     after = simulated_seconds(FEW, 1, warm_up=8, steps=64)

@@ -17,7 +17,9 @@ WORKERS = 2
 
 
 def _program(comm: fs.Comm) -> tuple[float, float]:
-    """Seconds of a blend, and of a put and a get, in the process of one worker while the other waits."""
+    """Seconds of a blend, and of a put and a get, in the process of one worker while the other
+    waits.
+    """
     import ray
 
     torch.set_num_threads(1)

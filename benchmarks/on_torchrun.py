@@ -18,10 +18,17 @@ def _sync_sgd() -> list[Sample]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(TRAINERS)]
     command = [*torchrun, "-m", "benchmarks.under_torchrun"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS, env=environment)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS, env=environment
+    )
     seconds = json.loads(done.stdout)
     samples = BATCH_SIZE * TRAINERS
-    return [Sample(seconds["DDP"] / seconds["Flockstep"], {side: samples / each for side, each in seconds.items()})]
+    return [
+        Sample(
+            seconds["DDP"] / seconds["Flockstep"],
+            {side: samples / each for side, each in seconds.items()},
+        )
+    ]
 
 
 BENCHMARKS = (

@@ -18,22 +18,33 @@ COLUMNS = ("case", "what", "measured", "spread", "bound", "reached", "figures")
 LIMITS = """\
 ## What the limits are
 
-- **Simulator.** One lane: the gradient steps themselves. Two lanes: Python's global lock, which the two share between
-  torch's operations, and the neighbours on the machine: a second core that is not free shows here first.
-- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB a worker; the rest is torch's and malloc's, made
+- **Simulator.** One lane: the gradient steps themselves. Two lanes: Python's global lock, which the
+  two share between
+  torch's operations, and the neighbours on the machine: a second core that is not free shows here
+  first.
+- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB a worker; the rest is
+  torch's and malloc's, made
   in the first step of each thread.
-- **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared memory. *Staged* is
-  any other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M floats.
-- **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of each.
-- **Asynchronous solvers.** The gradient steps: four equal processes keep two cores busy whether they wait for turns or
+- **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared
+  memory. *Staged* is
+  any other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M
+      floats.
+- **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of
+  each.
+- **Asynchronous solvers.** The gradient steps: four equal processes keep two cores busy whether
+  they wait for turns or
   not. Where one is slower the others wait for its turn, or do not.
-- **Codecs.** Memory bandwidth for the first three, which work on parts that stay in the cache; drawing random numbers
+- **Codecs.** Memory bandwidth for the first three, which work on parts that stay in the cache;
+  drawing random numbers
   for QSGD; looking for candidates for TopK.
-- **Batches.** Copying rows of bytes and making floats of them, about a third of the time each; the loader's is
-  Python's, sample by sample. **Augmentation.** Copying windows. **Assignment.** Looking up indices at random.
-- **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long as its all-reduce.
-- **Ray.** Memory bandwidth: a blend moves five streams (the value twice, the tensor, the answer), a put three.
-"""
+- **Batches.** Copying rows of bytes and making floats of them, about a third of the time each; the
+  loader's is
+  Python's, sample by sample. **Augmentation.** Copying windows. **Assignment.** Looking up indices
+  at random.
+- **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long
+  as its all-reduce.
+- **Ray.** Memory bandwidth: a blend moves five streams (the value twice, the tensor, the answer), a
+put three. """
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
@@ -41,15 +52,27 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     for outcome in outcomes:
         name, what, measured, spread, bound, reached, figures = cells(outcome)
         style = "green" if outcome.is_reached else "bold red"
-        result.add_row(name, what, Text(measured, style), spread, bound, Text(reached, style), figures)
+        result.add_row(
+            name, what, Text(measured, style), spread, bound, Text(reached, style), figures
+        )
     return result
 
 
 def markdown(outcomes: Sequence[Outcome], before: str, names: Sequence[str]) -> str:
-    """The whole of RESULTS.md. Of `names`, cases that were not measured now keep the rows that they had `before`."""
-    row_of = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines() if line.startswith("| ")}
+    """The whole of RESULTS.md. Of `names`, cases that were not measured now keep the rows that
+    they had `before`.
+    """
+    row_of = {
+        line.split(" | ")[0].removeprefix("| "): line
+        for line in before.splitlines()
+        if line.startswith("| ")
+    }
     row_of |= {outcome.case.name: _row(cells(outcome)) for outcome in outcomes}
-    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *(row_of[name] for name in names if name in row_of)]
+    lines = [
+        _row(COLUMNS),
+        _row(["---"] * len(COLUMNS)),
+        *(row_of[name] for name in names if name in row_of),
+    ]
     return "\n".join(
         [
             "# Benchmarks",
@@ -103,7 +126,9 @@ def bound(case: Case) -> str:
 
 def cells(outcome: Outcome) -> list[str]:
     case, values = outcome.case, outcome.values
-    figures = ", ".join(f"{side} {_number(figure)} {case.figure_unit}" for side, figure in outcome.figures.items())
+    figures = ", ".join(
+        f"{side} {_number(figure)} {case.figure_unit}" for side, figure in outcome.figures.items()
+    )
     return [
         case.name,
         case.what,

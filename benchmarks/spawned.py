@@ -1,4 +1,6 @@
-"""What torch's own processes do, to compare with. Imports no Flockstep: it would slow their start."""
+"""What torch's own processes do, to compare with. Imports no Flockstep: it would slow their
+start.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def idle(rank: int) -> None:
 
 
 def spawn_with_gloo(measure: Callable[..., Any], workers: int, *arguments: object) -> Any:
-    """Call `measure(*arguments)` in each of `workers` spawned processes; return what it gave in rank 0."""
+    """Call `measure(*arguments)` in each of `workers` spawned processes; return what it gave in
+    rank 0.
+    """
     answers = get_context("spawn").SimpleQueue()
     with TemporaryDirectory() as folder:
         meeting = (Path(folder) / "store").as_uri()  # a file: no port to be free
@@ -52,10 +56,14 @@ def _in_group(
 
 def all_reduce_seconds(elements: int, warm_up: int, calls: int) -> float:
     tensor = torch.zeros(elements)
-    return seconds_per_call(lambda: dist.all_reduce(tensor), warm_up=warm_up, calls=calls, barrier=dist.barrier)
+    return seconds_per_call(
+        lambda: dist.all_reduce(tensor), warm_up=warm_up, calls=calls, barrier=dist.barrier
+    )
 
 
 def data_parallel_seconds(make_model: Callable[[], nn.Module], warm_up: int, steps: int) -> float:
-    """The model is made here, since one that is sent to spawned processes would be shared by them."""
+    """The model is made here, since one that is sent to spawned processes would be shared by
+    them.
+    """
     step = ordinary_step(DistributedDataParallel(make_model()), synthetic_batches())
     return seconds_per_call(step, warm_up=warm_up, calls=steps, barrier=dist.barrier)

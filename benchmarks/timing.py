@@ -7,7 +7,11 @@ from time import perf_counter
 
 
 def seconds_per_call(
-    call: Callable[[], object], *, warm_up: int, calls: int, barrier: Callable[[], object] = lambda: None
+    call: Callable[[], object],
+    *,
+    warm_up: int,
+    calls: int,
+    barrier: Callable[[], object] = lambda: None,
 ) -> float:
     """Mean seconds of `call`, after `warm_up` calls that do not count, between two barriers."""
     for _ in range(warm_up):

@@ -1,4 +1,6 @@
-"""What torchrun starts: the same training with DistributedDataParallel and with Flockstep, by turns."""
+"""What torchrun starts: the same training with DistributedDataParallel and with Flockstep, by
+turns.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from benchmarks.training import Batch, sgd
 from flockstep.models import LeNet5
 
 
-def worker_step(comm: fs.Comm, strategy: fs.Strategy[Any], batches: Sequence[Batch]) -> Callable[[], None]:
+def worker_step(
+    comm: fs.Comm, strategy: fs.Strategy[Any], batches: Sequence[Batch]
+) -> Callable[[], None]:
     """A step of one worker's loop; each call takes the next batch."""
     return make_worker(comm, strategy, batches)[1]
 

@@ -1,4 +1,6 @@
-"""Writes docs/strategies.md from the classes' docstrings: `python docs/generate.py`. A test holds the two together."""
+"""Writes docs/strategies.md from the classes' docstrings: `python docs/generate.py`. A test
+holds the two together.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ PAGE = Path(__file__).with_name("strategies.md")
 HEAD = """\
 # Strategies and codecs
 
-Written by `python docs/generate.py` from the docstrings; `help(fs.LocalSGD)` has the whole of each, with its fields.
-w workers, x_i the parameters of worker i, g_i its gradient, η the learning rate, x̃ a shared centre. Bytes are those
-that all workers' calls put on the wire: an all-reduce of n bytes 2(w−1)n in all, a broadcast (w−1)n, an all-gather
-w(w−1)n, a read, write or add of a shared tensor n, a blend 2n.
+Written by `python docs/generate.py` from the docstrings; `help(fs.LocalSGD)` has the whole of each,
+with its fields. w workers, x_i the parameters of worker i, g_i its gradient, η the learning rate,
+x̃ a shared centre. Bytes are those that all workers' calls put on the wire: an all-reduce of n
+bytes 2(w−1)n in all, a broadcast (w−1)n, an all-gather w(w−1)n, a read, write or add of a shared
+tensor n, a blend 2n.
 
 How to write one of your own: [a strategy of your own](own_strategy.md).
 """
@@ -52,9 +55,16 @@ def row(spec: Any) -> str:
 
 
 def page() -> str:
-    strategies = ["| name | rule | when to use it | bytes | paper |", "| --- | --- | --- | --- | --- |"]
+    strategies = [
+        "| name | rule | when to use it | bytes | paper |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     strategies += map(row, STRATEGIES.values())
-    codecs = ["| name | rule | bytes of a message | paper |", "| --- | --- | --- | --- |", *map(row, CODECS.values())]
+    codecs = [
+        "| name | rule | bytes of a message | paper |",
+        "| --- | --- | --- | --- |",
+        *map(row, CODECS.values()),
+    ]
     return "\n".join([HEAD, *strategies, "", "## Codecs", "", *codecs, ""])
 
 

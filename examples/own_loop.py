@@ -1,4 +1,5 @@
-"""An ordinary PyTorch loop, changed in three places, on simulated workers or on processes of this machine.
+"""An ordinary PyTorch loop, changed in three places, on simulated workers or on processes of this
+machine.
 
 python examples/own_loop.py            # 8 simulated workers
 python examples/own_loop.py local 2    # 2 processes
@@ -19,7 +20,9 @@ train, test = digits()
 
 
 def program(comm: fs.Comm) -> nn.Module:
-    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+    model = nn.Sequential(
+        nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     worker = fs.Worker(comm, model, optimizer, strategy=fs.LocalSGD(period=4))
     for x, y in worker.batches(train, batch_size=16, epochs=8):
@@ -34,4 +37,6 @@ if __name__ == "__main__":
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     model = fs.launch(program, workers, backend)[0].eval()
     x, y = test.tensors
-    print(f"{workers} workers on {backend}: test accuracy {(model(x).argmax(1) == y).float().mean():.3f}")
+    print(
+        f"{workers} workers on {backend}: test accuracy {(model(x).argmax(1) == y).float().mean():.3f}"
+    )

@@ -1,4 +1,5 @@
-"""What one slow worker costs: synchronous training waits for it at every step, an elastic centre does not.
+"""What one slow worker costs: synchronous training waits for it at every step, an elastic centre
+does not.
 
 python examples/slow_worker.py
 """
@@ -16,5 +17,8 @@ for strategy in (fs.SyncSGD(), fs.LocalSGD(period=8), fs.EAWild(period=4)):
     print(f"{strategy.name:10}", end="")
     for result in (even, uneven):
         reached = [row["seconds"] for row in result.history if row["accuracy"] >= target]
-        print(f"  {target:.0%} after {reached[0]:.2f} virtual seconds" if reached else "  never", end="")
+        print(
+            f"  {target:.0%} after {reached[0]:.2f} virtual seconds" if reached else "  never",
+            end="",
+        )
     print()

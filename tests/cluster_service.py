@@ -1,4 +1,6 @@
-"""A service with all its roles on loopback, as rank 0's launcher has it, and plain sockets to talk to it."""
+"""A service with all its roles on loopback, as rank 0's launcher has it, and plain sockets to
+talk to it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from flockstep.backends.cluster.gathering import Gathering
 from flockstep.backends.cluster.homes import Homes
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.service import Service
-from flockstep.backends.cluster.wire import HELLO, MESSAGE, REFUSED, WELCOME, Connection, connect
+from flockstep.backends.cluster.wire import (
+    HELLO,
+    MESSAGE,
+    REFUSED,
+    WELCOME,
+    Connection,
+    connect,
+)
 
 # Written out here once more, so that a change of the format does not go unnoticed.
 LAYOUT = struct.Struct("!2sHBBB16s64s8QQd")
@@ -41,7 +50,10 @@ def frame(
     counted = len(shape) if dimensions is None else dimensions
     sizes = (*shape, *(0,) * (8 - len(shape)))
     announced = len(payload) if length is None else length
-    return LAYOUT.pack(magic, version, kind, dtype, counted, run, name, *sizes, announced, number) + payload
+    return (
+        LAYOUT.pack(magic, version, kind, dtype, counted, run, name, *sizes, announced, number)
+        + payload
+    )
 
 
 class Serving:
@@ -104,7 +116,9 @@ class Stranger:
             pass  # the service was faster
 
     def answers(self) -> list[tuple[int, bytes, bytes]]:
-        """(kind, run, payload) of all that comes until the service closes; a service that never does is an error."""
+        """(kind, run, payload) of all that comes until the service closes; a service that never
+        does is an error.
+        """
         data = b""
         while True:
             try:

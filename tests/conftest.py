@@ -28,7 +28,11 @@ from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
-KEPT = ["local", "torchrun", "ray"]  # backends whose processes are kept for the whole session, to be fast
+KEPT = [
+    "local",
+    "torchrun",
+    "ray",
+]  # backends whose processes are kept for the whole session, to be fast
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +46,9 @@ def local() -> Iterator[fs.LocalProcesses]:
 def torchrun() -> Iterator[TorchrunSession]:
     """A torchrun of eight processes, kept for the whole session."""
     session = TorchrunSession()
-    session.run(lambda comm: None, RANKS)  # all that its processes load and start for a first run is there
+    session.run(
+        lambda comm: None, RANKS
+    )  # all that its processes load and start for a first run is there
     yield session
     session.close()
 
@@ -62,7 +68,9 @@ class Done:
 
 
 @pytest.fixture
-def flockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def flockstep(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """The command in this process, which has torch loaded."""
 
     def run(*arguments: str) -> Done:
@@ -118,13 +126,17 @@ def backend(request: pytest.FixtureRequest) -> fs.Backend:
 
 
 def _descendants(ancestor: int) -> set[int]:
-    """All processes below `ancestor` but those of Ray, which replaces workers that are killed when it likes.
+    """All processes below `ancestor` but those of Ray, which replaces workers that are killed when
+    it likes.
 
-    One look at every process of the machine: psutil takes one for each, a third of a second a test beside Ray.
-    """
+    One look at every process of the machine: psutil takes one for each, a third of a second a test
+    beside Ray."""
     children: dict[int, list[int]] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  pathlib takes three times as long
-        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with (
+            suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{pid}/stat", "rb") as stat,
+        ):
             name, _, rest = stat.read().rpartition(b")")
             if b"raylet" not in name:
                 children.setdefault(int(rest.split(None, 2)[1]), []).append(int(pid))
@@ -138,12 +150,17 @@ def _descendants(ancestor: int) -> set[int]:
 
 
 def _belongings() -> dict[str, Any]:
-    """What a test could leave behind: threads, processes, shared memory, open files and sockets, temporary files."""
+    """What a test could leave behind: threads, processes, shared memory, open files and sockets,
+    temporary files.
+    """
     return {
         "threads": set(threading.enumerate()),
         "processes": _descendants(os.getpid()),
-        # Semaphores of the multiprocessing module, which this library does not use, come and go with other programs.
-        "shared memory": {path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")},
+        # Semaphores of the multiprocessing module, which this library does not use, come and go
+        # with other programs.
+        "shared memory": {
+            path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")
+        },
         "descriptors": psutil.Process().num_fds(),
         "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("*flockstep*")},
         "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),
@@ -160,11 +177,18 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             request.getfixturevalue(kept)  # its processes belong to the session, not to the test
     before = _belongings()
     if "ray" in used:
-        del before["descriptors"]  # Ray opens connections to its workers when it likes, and keeps them
+        del before[
+            "descriptors"
+        ]  # Ray opens connections to its workers when it likes, and keeps them
     yield
     deadline = time.monotonic() + 2
-    while any((after := _belongings())[what] != was for what, was in before.items()) and time.monotonic() < deadline:
-        time.sleep(0.001)  # a simulated worker's thread needs no more, and there are thousands of tests
+    while (
+        any((after := _belongings())[what] != was for what, was in before.items())
+        and time.monotonic() < deadline
+    ):
+        time.sleep(
+            0.001
+        )  # a simulated worker's thread needs no more, and there are thousands of tests
     for what, was in before.items():
         now = after[what]
         if isinstance(was, set):

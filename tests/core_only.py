@@ -1,4 +1,6 @@
-"""A backend that supplies just the core that `Comm` requires, to run the contract on all that is derived from it."""
+"""A backend that supplies just the core that `Comm` requires, to run the contract on all that is
+derived from it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,18 @@ from torch import Tensor
 
 import flockstep as fs
 from flockstep.backends.base import Program
-from flockstep.comm import Comm, SharedTensor
+from flockstep.comm.contract import Comm, SharedTensor
 
 
 class CoreComm(Comm):
     def __init__(self, inner: Comm) -> None:
         self._inner = inner
-        self.rank, self.size, self.seed, self.meter = inner.rank, inner.size, inner.seed, inner.meter
+        self.rank, self.size, self.seed, self.meter = (
+            inner.rank,
+            inner.size,
+            inner.seed,
+            inner.meter,
+        )
 
     def split(self, color: int) -> CoreComm:
         return CoreComm(self._inner.split(color))

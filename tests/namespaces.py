@@ -1,7 +1,8 @@
-"""Hosts on one machine: network namespaces, each with an address and a link of its own to a common switch.
+"""Hosts on one machine: network namespaces, each with an address and a link of its own to a common
+switch.
 
-Nothing passes between two of them but what goes over their links, whose bandwidth is limited both ways.
-"""
+Nothing passes between two of them but what goes over their links, whose bandwidth is limited both
+ways."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BYTES_PER_SECOND = 25e6
-BURST_BYTES = 256 * 1024  # what a link lets pass at once; no packet that the kernel makes may be larger
+BURST_BYTES = (
+    256 * 1024
+)  # what a link lets pass at once; no packet that the kernel makes may be larger
 PREFIX = "flockstep"
 
 
@@ -87,7 +90,16 @@ class Host:
         out, err = folder / f"{stem}.out", folder / f"{stem}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, "taskset", "--cpu-list", str(self.core), *command],
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.name,
+                    "taskset",
+                    "--cpu-list",
+                    str(self.core),
+                    *command,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -122,7 +134,9 @@ class Host:
 
     def sent_bytes(self) -> int:
         """What has left this host by its link."""
-        statistics = json.loads(run("ip", "-n", self.name, "-json", "-statistics", "link", "show", "eth0"))
+        statistics = json.loads(
+            run("ip", "-n", self.name, "-json", "-statistics", "link", "show", "eth0")
+        )
         return int(statistics[0]["stats64"]["tx"]["bytes"])
 
 
@@ -161,7 +175,15 @@ class Hosts:
             run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 run("ip", "-n", host.name, "link", "set", device, "up")
-            limit = ("tbf", "rate", f"{BYTES_PER_SECOND:.0f}bps", "burst", f"{BURST_BYTES}", "latency", "50ms")
+            limit = (
+                "tbf",
+                "rate",
+                f"{BYTES_PER_SECOND:.0f}bps",
+                "burst",
+                f"{BURST_BYTES}",
+                "latency",
+                "50ms",
+            )
             run("tc", "-n", host.name, "qdisc", "add", "dev", "eth0", "root", *limit)
             run("tc", "-n", host.switch, "qdisc", "add", "dev", host.port, "root", *limit)
 
@@ -176,7 +198,9 @@ class Hosts:
 
 
 def _remove_forgotten() -> None:
-    """Namespaces, and what runs there, outlive a test run that is killed: the next one removes them."""
+    """Namespaces, and what runs there, outlive a test run that is killed: the next one removes
+    them.
+    """
     for name in names():
         pid = re.match(rf"{PREFIX}-(\d+)-", name)
         if pid and not Path("/proc", pid[1]).exists():

@@ -1,9 +1,10 @@
-"""What torchrun starts on every host of `backends/test_several_hosts.py`: it plays scenes and says what came of each.
+"""What torchrun starts on every host of `backends/test_several_hosts.py`: it plays scenes and says
+what came of each.
 
     torchrun … on_every_host.py FOLDER SCENE …
 
-Every process prints a JSON line a scene. In FOLDER workers leave a file when they are in the middle of a scene.
-"""
+Every process prints a JSON line a scene. In FOLDER workers leave a file when they are in the middle
+of a scene."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import flockstep as fs
-from flockstep.tasks import TASKS
+from flockstep.tasks.builtin import TASKS
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
@@ -67,7 +68,8 @@ def main() -> None:
     with fs.Torchrun() as backend:
         for name in sys.argv[2:]:
             scene, _, workers = name.partition("-of-")
-            # After a host is lost those that are left play on as a smaller world: their ranks stay as they are.
+            # After a host is lost those that are left play on as a smaller world: their ranks stay
+            # as they are.
             if workers:
                 os.environ["WORLD_SIZE"] = workers
             if int(os.environ["WORLD_SIZE"]) <= RANK:
@@ -75,7 +77,11 @@ def main() -> None:
             try:
                 outcome = SCENES[scene](backend)
             except fs.FlockstepError as error:
-                outcome = {"error": type(error).__name__, "text": str(error), "lost": getattr(error, "rank", None)}
+                outcome = {
+                    "error": type(error).__name__,
+                    "text": str(error),
+                    "lost": getattr(error, "rank", None),
+                }
             print(json.dumps({"scene": name, "at": time.time(), **outcome}), flush=True)
 
 

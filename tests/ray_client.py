@@ -26,7 +26,9 @@ def values(comm: fs.Comm) -> list[bool]:
             shared.write(torch.arange(7).to(dtype))
             shared.add(torch.ones(7).to(dtype), scale=2)
         comm.barrier()
-        right.append(kinds == {True, False} and torch.equal(shared.read(), torch.arange(2, 9).to(dtype)))
+        right.append(
+            kinds == {True, False} and torch.equal(shared.read(), torch.arange(2, 9).to(dtype))
+        )
     shared = comm.shared("blended", torch.full((100_000,), 2.0))
     if comm.rank == 1:
         before = shared.blend(torch.full((100_000,), 6.0), 0.25)
@@ -59,7 +61,9 @@ def main() -> None:
         found["right"] = fs.launch(values, 4, kept)
         found["without a home"] = fs.launch(without_home, 4, kept)[0]
         found["right again"] = fs.launch(values, 4, kept)
-        found["sum"] = fs.launch(lambda comm: int(comm.all_reduce(torch.tensor(comm.rank + 1))), 4, kept)
+        found["sum"] = fs.launch(
+            lambda comm: int(comm.all_reduce(torch.tensor(comm.rank + 1))), 4, kept
+        )
     found["packed"] = fs.launch(lambda comm: node_id(), 2, Ray("pack", homes=1))
     json.dump(found, sys.stdout)
 

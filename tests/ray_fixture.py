@@ -14,5 +14,7 @@ READY_WORKERS = 4  # as many as most tests use; more are started for those that 
 @contextmanager
 def kept_ray() -> Iterator[Ray]:
     with Ray() as backend:
-        fs.launch(lambda comm: comm.barrier(), READY_WORKERS, backend)  # starting them is no test's business
+        fs.launch(
+            lambda comm: comm.barrier(), READY_WORKERS, backend
+        )  # starting them is no test's business
         yield backend

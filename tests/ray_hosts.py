@@ -1,4 +1,6 @@
-"""A Ray cluster of two hosts, as Ray sees it, on this machine. `python -m tests.ray_hosts CPUS` ends with its input."""
+"""A Ray cluster of two hosts, as Ray sees it, on this machine. `python -m tests.ray_hosts CPUS`
+ends with its input.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from ray.cluster_utils import Cluster
 
 
 def main(cpus: int) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=cpus)
     print(cluster.address, flush=True)
     sys.stdin.read()

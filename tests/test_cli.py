@@ -9,20 +9,26 @@ import sys
 import pytest
 
 import flockstep as fs
-from flockstep import demo
-from flockstep.cli import make_strategy
+from flockstep.cli.demo import STRATEGIES as DEMO_STRATEGIES
+from flockstep.cli.run import make_strategy
 
 
 def module(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, where the fixture `flockstep` runs it in this one."""
     return subprocess.run(
-        [sys.executable, "-m", "flockstep", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd
+        [sys.executable, "-m", "flockstep", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=cwd,
     )
 
 
 def test_run_as_a_module_prints_one_json_object_and_nothing_else():
     place = ["--backend", "local", "--workers", "2"]
-    done = module("run", "digits-mlp", "local_sgd", *place, "--set", "period=8", "--epochs", "2", "--json")
+    done = module(
+        "run", "digits-mlp", "local_sgd", *place, "--set", "period=8", "--epochs", "2", "--json"
+    )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["fields"]["period"] == 8
@@ -39,8 +45,12 @@ def test_run_prints_a_table_and_saves_the_result(flockstep, tmp_path):
 
 
 def test_a_task_in_the_current_folder_is_found(tmp_path):
-    (tmp_path / "here.py").write_text("from flockstep.tasks import TASKS\nmine = TASKS['digits-mlp']\n")
-    done = module("run", "here:mine", "independent", "--epochs", "1", "--workers", "2", "--json", cwd=tmp_path)
+    (tmp_path / "here.py").write_text(
+        "from flockstep.tasks import TASKS\nmine = TASKS['digits-mlp']\n"
+    )
+    done = module(
+        "run", "here:mine", "independent", "--epochs", "1", "--workers", "2", "--json", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["task"] == "here:mine"
 
@@ -57,19 +67,31 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
             ["run", "digits-mlp", "sync_sgd", "--backend", "moon"],
             "unknown backend 'moon'; known: local, ray, sim, torchrun",
         ),
-        (["run", "digits-mlp", "sync_sgd", "--network", "moon"], "unknown network 'moon'; known: ideal"),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--network", "moon"],
+            "unknown network 'moon'; known: ideal",
+        ),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "moon"],
             "unknown assignment 'moon'; known: coarse, disjoint, ",
         ),
         (["run", "digits-mlp", "local_sgd"], "'period' of local_sgd must be given: --set period=…"),
-        (["run", "digits-mlp", "local_sgd", "--set", "period=0"], "'period' must be at least 1 (got 0)"),
-        (["run", "digits-mlp", "local_sgd", "--set", "period=x"], "'period' must be int or none (got 'x')"),
+        (
+            ["run", "digits-mlp", "local_sgd", "--set", "period=0"],
+            "'period' must be at least 1 (got 0)",
+        ),
+        (
+            ["run", "digits-mlp", "local_sgd", "--set", "period=x"],
+            "'period' must be int or none (got 'x')",
+        ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "perod=3"],
             "unknown field of local_sgd 'perod'; known: codec, momentum, period",
         ),
-        (["run", "digits-mlp", "local_sgd", "--set", "period"], "'--set' must be FIELD=VALUE (got 'period')"),
+        (
+            ["run", "digits-mlp", "local_sgd", "--set", "period"],
+            "'--set' must be FIELD=VALUE (got 'period')",
+        ),
         (
             ["run", "digits-mlp", "sync_sgd", "--set", "codec=two_bits"],
             "unknown codec 'two_bits'; known: float16, int8, ",
@@ -78,9 +100,18 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
             ["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k"],
             "'ratio' of top_k must be given: codec=top_k(ratio=…)",
         ),
-        (["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(ratio=2)"], "'ratio' must be above 0 and at most 1"),
-        (["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(1,2)"], "'codec' must give top_k at most 1 values"),
-        (["run", "digits-mlp", "sync_sgd", "--set", "codec=(("], "'codec' must be a codec such as one_bit or top_k"),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(ratio=2)"],
+            "'ratio' must be above 0 and at most 1",
+        ),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(1,2)"],
+            "'codec' must give top_k at most 1 values",
+        ),
+        (
+            ["run", "digits-mlp", "sync_sgd", "--set", "codec=(("],
+            "'codec' must be a codec such as one_bit or top_k",
+        ),
         (["list", "strategy"], "unknown list 'strategy'; known: assignments, backends"),
     ],
 )
@@ -105,7 +136,10 @@ def test_list_names_everything(flockstep):
 
 
 def test_help_shows_examples(flockstep):
-    assert "flockstep run digits-mlp local_sgd --workers 8 --set period=8" in flockstep("run", "--help").stdout
+    assert (
+        "flockstep run digits-mlp local_sgd --workers 8 --set period=8"
+        in flockstep("run", "--help").stdout
+    )
 
 
 def test_demo_compares_all_strategies_on_both_backends(flockstep):
@@ -113,12 +147,22 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
     assert done.returncode == 0, done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(run["backend"], run["strategy"]) for run in runs] == [
-        (place, strategy) for place in ("sim", "local") for strategy in (each.name for each in demo.STRATEGIES)
+        (place, strategy)
+        for place in ("sim", "local")
+        for strategy in (each.name for each in DEMO_STRATEGIES)
     ]
     table = flockstep("demo", "--epochs", "1").stdout
     assert "LocalSGD(period=8)" in table
     heading = next(line for line in table.splitlines() if "strategy" in line)
-    assert heading.split() == ["workers", "strategy", "accuracy", "seconds", "MB", "sent", "exchanges"]
+    assert heading.split() == [
+        "workers",
+        "strategy",
+        "accuracy",
+        "seconds",
+        "MB",
+        "sent",
+        "exchanges",
+    ]
     assert "…" not in table  # nothing is cut off at 80 columns
 
 
@@ -127,7 +171,11 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
     [
         ("local_sgd", ["period=none"], fs.LocalSGD(period=None)),
         ("easgd", ["period=4", "alpha=0.25", "mode=sync"], fs.EASGD(4, 0.25, "sync")),
-        ("ea_wild", ["groups=2", "representative=random"], fs.EAWild(groups=2, representative="random")),
+        (
+            "ea_wild",
+            ["groups=2", "representative=random"],
+            fs.EAWild(groups=2, representative="random"),
+        ),
         ("sync_sgd", [], fs.SyncSGD()),
         ("sync_sgd", ["codec=one_bit"], fs.SyncSGD(codec=fs.OneBit())),
         ("local_sgd", ["period=8", "codec=top_k(ratio=0.01)"], fs.LocalSGD(8, codec=fs.TopK(0.01))),

@@ -11,18 +11,22 @@ from tests.data.lying_server import Mirror, honest
 import flockstep as fs
 from flockstep.data.datasets import DATASETS, cifar10
 from flockstep.data.overlap import overlap_of
-from flockstep.picture import draw
-from flockstep.tasks import TASKS
+from flockstep.report.assignment_figure import draw
+from flockstep.tasks.builtin import TASKS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fonts(tmp_path_factory):
     """Matplotlib keeps the files of its fonts open, from the first picture on."""
-    draw(overlap_of(fs.Disjoint(), 4, 2, seed=0), "", tmp_path_factory.mktemp("fonts") / "first.png")
+    draw(
+        overlap_of(fs.Disjoint(), 4, 2, seed=0), "", tmp_path_factory.mktemp("fonts") / "first.png"
+    )
 
 
 def test_a_scheme_is_shown_as_rows_of_workers(flockstep):
-    done = flockstep("data", "show", "MediumCoarse", "--workers", "4", "--set", "copies=2", "--samples", "8")
+    done = flockstep(
+        "data", "show", "MediumCoarse", "--workers", "4", "--set", "copies=2", "--samples", "8"
+    )
     assert done.returncode == 0, done.stderr
     title, *rows, figures = done.stdout.splitlines()
     assert title == "MediumCoarse(copies=2), 4 workers, 8 samples, 2 copies of each"
@@ -35,7 +39,8 @@ def test_a_scheme_is_shown_as_rows_of_workers(flockstep):
 
 
 @pytest.mark.parametrize(
-    ("ending", "beginning"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-"), ("PNG", b"\x89PNG")]
+    ("ending", "beginning"),
+    [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-"), ("PNG", b"\x89PNG")],
 )
 def test_a_scheme_is_drawn(flockstep, tmp_path, ending, beginning):
     path = tmp_path / f"scheme.{ending}"
@@ -52,7 +57,17 @@ def test_the_picture_shows_who_holds_what(flockstep, tmp_path):
     shares = []
     for name, copies in (("one", 1), ("three", 3)):
         path = tmp_path / f"{name}.png"
-        flockstep("data", "show", "MediumCoarse", "--workers", "4", "--set", f"copies={copies}", "--out", str(path))
+        flockstep(
+            "data",
+            "show",
+            "MediumCoarse",
+            "--workers",
+            "4",
+            "--set",
+            f"copies={copies}",
+            "--out",
+            str(path),
+        )
         left = imread(path)[:, :800, :3]  # the panel of samples
         is_blue = (left[..., 2] > 0.5) & (left[..., 0] < 0.2)
         shares.append(is_blue.mean())
@@ -106,16 +121,26 @@ def test_a_data_set_is_fetched_and_then_used(flockstep, monkeypatch, tmp_path, s
         for _ in range(2):
             done = flockstep("data", "fetch", "tinyshakespeare", "--mirror", mirror.url)
             assert done.returncode == 0, done.stderr
-            assert done.stdout == f"tinyshakespeare is verified and in {tmp_path / 'data' / 'tinyshakespeare'}\n"
+            assert (
+                done.stdout
+                == f"tinyshakespeare is verified and in {tmp_path / 'data' / 'tinyshakespeare'}\n"
+            )
     assert mirror.asked == [("/input.txt", None)]  # the second time it was there
     assert (tmp_path / "data/tinyshakespeare/input.txt").read_bytes() == shakespeare
-    assert json.loads(flockstep("list", "datasets", "--json").stdout)["datasets"]["tinyshakespeare"]["there"] is True
+    assert (
+        json.loads(flockstep("list", "datasets", "--json").stdout)["datasets"]["tinyshakespeare"][
+            "there"
+        ]
+        is True
+    )
 
 
 def test_a_mirror_that_lies_is_one_line_and_leaves_nothing(flockstep, monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with Mirror({"input.txt": b"x" * 1_115_394}, honest) as mirror:
-        done = flockstep("data", "fetch", "tinyshakespeare", "--mirror", mirror.url, "--to", str(tmp_path / "to"))
+        done = flockstep(
+            "data", "fetch", "tinyshakespeare", "--mirror", mirror.url, "--to", str(tmp_path / "to")
+        )
     assert done.returncode == 1
     assert done.stdout == ""
     assert "input.txt must have md5 6fb458f1232090904fb40fe944165e91 (got " in done.stderr
@@ -124,7 +149,10 @@ def test_a_mirror_that_lies_is_one_line_and_leaves_nothing(flockstep, monkeypatc
 
 
 def test_what_is_embedded_need_not_be_fetched(flockstep):
-    assert flockstep("data", "fetch", "digits").stdout == "digits is embedded: there is nothing to fetch\n"
+    assert (
+        flockstep("data", "fetch", "digits").stdout
+        == "digits is embedded: there is nothing to fetch\n"
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -164,7 +192,9 @@ def test_inspect_takes_a_task_of_ones_own(flockstep, monkeypatch, tmp_path):
         assert line in done.stdout
 
 
-def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(flockstep, monkeypatch, tmp_path):
+def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(
+    flockstep, monkeypatch, tmp_path
+):
     monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tasks = json.loads(flockstep("list", "tasks", "--json").stdout)["tasks"]
@@ -179,7 +209,9 @@ def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(flo
     printed = flockstep("list", "tasks").stdout
     assert "cifar10-densenet40" in printed
     assert "1,019,722" in printed
-    assert set(json.loads(flockstep("list", "datasets", "--json").stdout)["datasets"]) == set(DATASETS)
+    assert set(json.loads(flockstep("list", "datasets", "--json").stdout)["datasets"]) == set(
+        DATASETS
+    )
 
 
 def test_a_task_without_its_data_says_how_to_get_it(flockstep, monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import flockstep as fs
 from flockstep.codecs import CODECS
 from flockstep.data import ASSIGNMENTS
-from flockstep.recipes import SCHEDULES
+from flockstep.schedules.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -27,7 +27,9 @@ def test_the_page_of_strategies_is_that_of_the_classes():
 
 
 def block(language: str) -> str:
-    return re.search(rf"```{language}\n(.*?)```", (DOCS / "own_strategy.md").read_text(), flags=re.DOTALL)[1]
+    return re.search(
+        rf"```{language}\n(.*?)```", (DOCS / "own_strategy.md").read_text(), flags=re.DOTALL
+    )[1]
 
 
 def test_a_strategy_of_ones_own_is_short_installs_and_runs(tmp_path):
@@ -74,7 +76,15 @@ def test_the_page_of_data_runs_and_names_everything(capsys):
     assert 0 < accuracy < 1
     assert 250 < ratio < 350
     assert all(f"`fs.{scheme.__name__}(" in page for scheme in ASSIGNMENTS.values())
-    recipes = {*SCHEDULES.values(), fs.BatchGrowth, fs.TwoStage, fs.RMSpropWarmup, fs.LARS, fs.LAMB, fs.SmoothedLoss}
+    recipes = {
+        *SCHEDULES.values(),
+        fs.BatchGrowth,
+        fs.TwoStage,
+        fs.RMSpropWarmup,
+        fs.LARS,
+        fs.LAMB,
+        fs.SmoothedLoss,
+    }
     assert all(f"`fs.{recipe.__name__}(" in page for recipe in recipes - {fs.Constant})
 
 

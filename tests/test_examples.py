@@ -28,7 +28,9 @@ def test_own_loop(arguments, run):
 
 
 def test_slow_worker(run):
-    """The first figure of a line is with equal workers, the second with one that is four times as slow."""
+    """The first figure of a line is with equal workers, the second with one that is four times
+    as slow.
+    """
     seconds = {
         line.split()[0]: [float(figure) for figure in re.findall(r"after (\d+\.\d+)", line)]
         for line in run("slow_worker.py").splitlines()

@@ -45,13 +45,24 @@ def labelled(value, place=7):
     return labels
 
 
-@pytest.mark.parametrize("loss", [fs.classification_loss, fs.SmoothedLoss(0.1)], ids=["plain", "smoothed"])
+@pytest.mark.parametrize(
+    "loss", [fs.classification_loss, fs.SmoothedLoss(0.1)], ids=["plain", "smoothed"]
+)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": (X, labelled(3))}, r"'train' must have labels between 0 and 2 \(got 3 at place 7\)"),
-        ({"train": [X, labelled(-1)]}, r"'train' must have labels between 0 and 2 \(got -1 at place 7\)"),
-        ({"test": fs.InMemory(X, labelled(9))}, r"'test' must have labels between 0 and 2 \(got 9 at place 7\)"),
+        (
+            {"train": (X, labelled(3))},
+            r"'train' must have labels between 0 and 2 \(got 3 at place 7\)",
+        ),
+        (
+            {"train": [X, labelled(-1)]},
+            r"'train' must have labels between 0 and 2 \(got -1 at place 7\)",
+        ),
+        (
+            {"test": fs.InMemory(X, labelled(9))},
+            r"'test' must have labels between 0 and 2 \(got 9 at place 7\)",
+        ),
         (
             {"test": torch.utils.data.TensorDataset(X, labelled(3, 0))},
             r"'test' must have labels between 0 and 2 \(got 3 at place 0\)",
@@ -61,9 +72,15 @@ def labelled(value, place=7):
             {"train": (torch.randn(40, 7), Y)},
             r"'train' must have inputs that the model takes \(got \(1, 7\), torch.float32: .*cannot be multiplied",
         ),
-        ({"train": (X.long(), Y)}, r"'train' must have inputs that the model takes \(got \(1, 4\), torch.int64: "),
+        (
+            {"train": (X.long(), Y)},
+            r"'train' must have inputs that the model takes \(got \(1, 4\), torch.int64: ",
+        ),
         ({"train": X}, r"'train' must give batches of \(inputs, labels\) \(got 'a Tensor'\)"),
-        ({"train": (X, Y, Y)}, r"'train' must give batches of \(inputs, labels\) \(got 'a tuple'\)"),
+        (
+            {"train": (X, Y, Y)},
+            r"'train' must give batches of \(inputs, labels\) \(got 'a tuple'\)",
+        ),
         ({"test": (X[:0], Y[:0])}, r"'test' must have at least one sample \(got 0\)"),
     ],
 )
@@ -96,16 +113,20 @@ def test_losses_of_ones_own_are_not_second_guessed():
 
 def test_tokens_out_of_the_vocabulary_are_found():
     tokens = torch.arange(60).view(10, 6) % 5
-    model = lambda: nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))  # noqa: E731
+    model = lambda: nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     data = (tokens, (tokens + 1) % 5)
     text = task(model=model, loss=fs.token_loss, train=data, test=data)
     assert fs.run(text, fs.SyncSGD(), workers=2, epochs=2).metrics["samples"] == 20
     wrong = dataclasses.replace(text, train=(tokens, tokens + 1))
-    with pytest.raises(fs.InvalidField, match=r"'train' must have labels between 0 and 4 \(got 5 at place 4\)"):
+    with pytest.raises(
+        fs.InvalidField, match=r"'train' must have labels between 0 and 4 \(got 5 at place 4\)"
+    ):
         fs.run(wrong, fs.SyncSGD(), workers=2)
 
 
 def test_the_loss_of_tokens_is_that_of_every_next_one():
     scores, labels = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
-    by_hand = -torch.stack([scores[i, j].log_softmax(0)[labels[i, j]] for i in range(2) for j in range(3)]).mean()
+    by_hand = -torch.stack(
+        [scores[i, j].log_softmax(0)[labels[i, j]] for i in range(2) for j in range(3)]
+    ).mean()
     assert torch.allclose(fs.token_loss(lambda inputs: scores, (None, labels)), by_hand)

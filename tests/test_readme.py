@@ -33,7 +33,10 @@ def test_the_python_blocks_run_in_order_on_both_backends(tmp_path, monkeypatch, 
 
     assert len(fs.launch(names["program"], workers=2, backend=local)) == 2
     own = names["PullTogether"]
-    assert fs.run("digits-mlp", own(), workers=2, backend=local, epochs=1).metrics["test_accuracy"] > 0.4
+    assert (
+        fs.run("digits-mlp", own(), workers=2, backend=local, epochs=1).metrics["test_accuracy"]
+        > 0.4
+    )
 
 
 @pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
@@ -43,7 +46,9 @@ def test_the_commands_run(line, flockstep):
         done = flockstep(*arguments)
     else:
         module = {"flockstep": "flockstep", "torchrun": "torch.distributed.run"}[program]
-        done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=100)
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=100
+        )
     assert done.returncode == 0, done.stderr
 
 

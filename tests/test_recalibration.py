@@ -13,7 +13,9 @@ import flockstep as fs
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4, momentum=None))
+    return nn.Sequential(
+        nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4, momentum=None)
+    )
 
 
 DATA = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)) * 3 + 5
@@ -30,7 +32,9 @@ def test_the_mean_is_that_of_all_samples_however_they_are_cut():
 
 def test_the_variance_is_the_mean_of_the_batches_weighted_by_their_samples():
     model = fs.recalibrate(network(), DATA, batch_size=30)
-    assert torch.allclose(model[0].running_var, (DATA[:25].var(0) + DATA[25:].var(0)) / 2, rtol=1e-5)
+    assert torch.allclose(
+        model[0].running_var, (DATA[:25].var(0) + DATA[25:].var(0)) / 2, rtol=1e-5
+    )
 
 
 def test_dropout_does_not_disturb_and_nothing_else_changes():
@@ -42,9 +46,14 @@ def test_dropout_does_not_disturb_and_nothing_else_changes():
     fs.recalibrate(model, DATA, batch_size=50)
     normed = (DATA - DATA.mean(0)) / (DATA.var(0, unbiased=False) + 1e-5).sqrt()
     assert torch.allclose(model[3].running_mean, model[1](normed).mean(0), atol=1e-5)
-    assert [module.training for module in model.modules()] == [module.training for module in before.modules()]
+    assert [module.training for module in model.modules()] == [
+        module.training for module in before.modules()
+    ]
     assert (model[0].momentum, model[3].momentum) == (0.1, None)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.parameters(), before.parameters(), strict=True)
+    )
 
 
 def test_a_model_without_statistics_is_left_alone():

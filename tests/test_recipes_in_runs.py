@@ -40,7 +40,9 @@ def watched(strategy, optimizer, schedule=SCHEDULE):
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_a_schedule_sets_the_rate_under_every_strategy(row):
-    for rates in fs.launch(watched(row.strategy, functools.partial(torch.optim.SGD, lr=0.1)), row.workers):
+    for rates in fs.launch(
+        watched(row.strategy, functools.partial(torch.optim.SGD, lr=0.1)), row.workers
+    ):
         assert rates == [[pytest.approx(0.1 * factor)] for factor in FACTORS]
 
 
@@ -69,7 +71,9 @@ def test_two_stages_switch_when_their_epoch_comes_and_each_has_its_own_base_rate
     )
     for rates in fs.launch(watched(fs.SyncSGD(), optimizer), 2):
         bases = [0.5, 0.5, 0.02, 0.02]
-        assert rates == [[pytest.approx(base * factor)] for base, factor in zip(bases, FACTORS, strict=True)]
+        assert rates == [
+            [pytest.approx(base * factor)] for base, factor in zip(bases, FACTORS, strict=True)
+        ]
 
 
 def test_one_worker_follows_the_schedule_too():
@@ -85,7 +89,9 @@ def test_a_schedule_goes_by_data_seen_by_all_whatever_the_overlap():
         worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD())
         epochs = []
         for x, y in worker.batches((X, Y), 12, epochs=1, assignment=fs.FullOverlap()):
-            epochs.append((worker.progress.epoch, worker.progress.step, worker.progress.total_steps))
+            epochs.append(
+                (worker.progress.epoch, worker.progress.step, worker.progress.total_steps)
+            )
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             worker.step(loss)
@@ -97,7 +103,13 @@ def test_a_schedule_goes_by_data_seen_by_all_whatever_the_overlap():
 def test_a_schedule_goes_by_batches_where_several_make_a_step():
     def program(comm):
         model = nn.Linear(4, 2)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD(), fs.Warmup(epochs=2))
+        worker = fs.Worker(
+            comm,
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            fs.SyncSGD(),
+            fs.Warmup(epochs=2),
+        )
         rates = []
         for number, (x, y) in enumerate(worker.batches((X, Y), 6, epochs=2), 1):
             loss = nn.functional.cross_entropy(model(x), y)
@@ -114,7 +126,9 @@ def test_a_schedule_goes_by_batches_where_several_make_a_step():
 def test_a_schedule_without_batches_of_the_worker_asks_for_the_number_of_steps():
     def program(comm):
         model = nn.Linear(4, 2)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD(), fs.Cosine())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD(), fs.Cosine()
+        )
         worker.total_steps = 2 if comm.seed else None
         for _ in range(2):
             loss = model(X).sum()
@@ -176,16 +190,28 @@ def test_the_batch_of_all_is_divided_among_the_workers():
 
 def test_a_tasks_schedule_is_used_unless_another_is_given():
     steep = task(schedule=fs.StepDecay(at=(0.25,), gamma=1e-12))
-    assert fs.run(steep, fs.SyncSGD(), workers=2).config["schedule"] == "StepDecay(at=(0.25,), gamma=1e-12)"
-    moved = [fs.run(steep, fs.SyncSGD(), workers=2, schedule=each).replicas[0] for each in (None, fs.Constant())]
+    assert (
+        fs.run(steep, fs.SyncSGD(), workers=2).config["schedule"]
+        == "StepDecay(at=(0.25,), gamma=1e-12)"
+    )
+    moved = [
+        fs.run(steep, fs.SyncSGD(), workers=2, schedule=each).replicas[0]
+        for each in (None, fs.Constant())
+    ]
     once = fs.run(steep, fs.SyncSGD(), workers=2, epochs=1, schedule=fs.Constant()).replicas[0]
-    assert torch.allclose(moved[0], once, atol=1e-6)  # after the first epoch the rate is next to nothing
+    assert torch.allclose(
+        moved[0], once, atol=1e-6
+    )  # after the first epoch the rate is next to nothing
     assert not torch.allclose(moved[1], once, atol=1e-3)
 
 
-@pytest.mark.parametrize("sampling", [fs.Sampling("shuffle_once"), fs.Sampling("with_replacement")], ids=repr)
+@pytest.mark.parametrize(
+    "sampling", [fs.Sampling("shuffle_once"), fs.Sampling("with_replacement")], ids=repr
+)
 def test_a_run_draws_as_it_is_told(sampling):
-    plain, other = (fs.run(task(), fs.SyncSGD(), workers=2, sampling=each) for each in (None, sampling))
+    plain, other = (
+        fs.run(task(), fs.SyncSGD(), workers=2, sampling=each) for each in (None, sampling)
+    )
     assert not torch.equal(plain.replicas[0], other.replicas[0])
     assert plain.metrics["samples"] == other.metrics["samples"]
     assert other.config["sampling"] == repr(sampling)
@@ -194,7 +220,9 @@ def test_a_run_draws_as_it_is_told(sampling):
 def test_a_global_shuffle_repeats_on_real_processes(local):
     """The deal of every epoch is worked out by each worker for itself, and all come to the same."""
     runs = [
-        fs.run(task(), fs.SyncSGD(), workers=2, backend=place, sampling=fs.Sampling(shuffle="global"))
+        fs.run(
+            task(), fs.SyncSGD(), workers=2, backend=place, sampling=fs.Sampling(shuffle="global")
+        )
         for place in ("sim", local)
     ]
     assert torch.equal(runs[0].replicas[0], runs[1].replicas[0])
@@ -218,12 +246,17 @@ def noisy(random, x, y):
 
 def test_augmented_data_repeat_with_any_number_of_lanes():
     data = fs.InMemory(X, Y, augment=noisy)
-    replicas = [fs.run(task(train=data), fs.SyncSGD(), workers=3, lanes=lanes).replicas[0] for lanes in (1, 2)]
+    replicas = [
+        fs.run(task(train=data), fs.SyncSGD(), workers=3, lanes=lanes).replicas[0]
+        for lanes in (1, 2)
+    ]
     assert torch.equal(*replicas)
     assert not torch.equal(replicas[0], fs.run(task(), fs.SyncSGD(), workers=3).replicas[0])
 
 
-@pytest.mark.parametrize("sampling", [fs.Sampling(), fs.Sampling("with_replacement", "global")], ids=repr)
+@pytest.mark.parametrize(
+    "sampling", [fs.Sampling(), fs.Sampling("with_replacement", "global")], ids=repr
+)
 def test_batches_do_not_draw_from_torchs_generator(sampling):
     """Which would close the simulator's lanes, and make what dropout draws depend on the data."""
 
@@ -231,7 +264,12 @@ def test_batches_do_not_draw_from_torchs_generator(sampling):
         model = nn.Linear(4, 2)
         worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD())
         before = torch.get_rng_state()
-        count = sum(1 for _ in worker.batches(fs.InMemory(X, Y, augment=noisy), 4, epochs=2, sampling=sampling))
+        count = sum(
+            1
+            for _ in worker.batches(
+                fs.InMemory(X, Y, augment=noisy), 4, epochs=2, sampling=sampling
+            )
+        )
         return count, torch.equal(torch.get_rng_state(), before)
 
     assert fs.launch(program, 2) == [(12, True)] * 2
@@ -239,7 +277,10 @@ def test_batches_do_not_draw_from_torchs_generator(sampling):
 
 def test_wrong_recipes_are_one_clear_line():
     for call, message in [
-        (lambda: task(schedule="cosine"), r"'schedule' must be one such as fs.Cosine\(\) \(got 'cosine'\)"),
+        (
+            lambda: task(schedule="cosine"),
+            r"'schedule' must be one such as fs.Cosine\(\) \(got 'cosine'\)",
+        ),
         (lambda: task(global_batch=0), r"'global_batch' must be at least 1 \(got 0\)"),
         (
             lambda: fs.run(task(), fs.SyncSGD(), workers=2, schedule=0.1),

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW
 
 import flockstep as fs
 from flockstep.data.datasets import find_dataset
-from flockstep.tasks import TASKS
+from flockstep.tasks.builtin import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,9 @@ PUBLISHED = {
     "digits-cnn": Published(SGD, {"lr": 0.05, "momentum": 0.9}, 16, 10, is_global=False),
     "mnist-lenet": Published(Adam, {"lr": 1e-3}, 256, 25, is_global=False),
     "mnist-lstm": Published(Adam, {"lr": 5e-3}, 8192, 50, fs.Warmup(2) * fs.Polynomial()),
-    "fashion-lenet": Published(SGD, {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}, 64, 10, fs.Polynomial()),
+    "fashion-lenet": Published(
+        SGD, {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}, 64, 10, fs.Polynomial()
+    ),
     "cifar10-full": Published(
         SGD, {"lr": 0.001, "momentum": 0.9, "weight_decay": 0.004}, 100, 140, fs.Polynomial(power=1)
     ),
@@ -48,7 +50,11 @@ PUBLISHED = {
         HALF_AND_THREE_QUARTERS,
     ),
     "shakespeare-gpt": Published(
-        AdamW, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}, 12, 2, fs.Warmup(0.08) * fs.Cosine(end=0.1)
+        AdamW,
+        {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1},
+        12,
+        2,
+        fs.Warmup(0.08) * fs.Cosine(end=0.1),
     ),
 }
 
@@ -150,7 +156,10 @@ def test_real_data_are_learnt(name, samples, settings, accuracy):
 
 
 def test_the_convolutional_digits_are_learnt():
-    assert fs.run("digits-cnn", fs.LocalSGD(period=4), workers=2, epochs=3).metrics["test_accuracy"] > 0.85
+    assert (
+        fs.run("digits-cnn", fs.LocalSGD(period=4), workers=2, epochs=3).metrics["test_accuracy"]
+        > 0.85
+    )
 
 
 def test_augmented_photographs_train_on_real_processes_as_in_the_simulator(local):

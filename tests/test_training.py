@@ -28,7 +28,10 @@ def test_a_run_gives_model_metrics_history_and_replicas(result):
     assert result.metrics["samples"] == 3 * 1437
     assert [row["epoch"] for row in result.history] == [1, 2, 3]
     assert [row["step"] for row in result.history] == [23, 46, 69]
-    assert all(set(row) == {"step", "epoch", "seconds", "bytes_sent", "loss", "accuracy"} for row in result.history)
+    assert all(
+        set(row) == {"step", "epoch", "seconds", "bytes_sent", "loss", "accuracy"}
+        for row in result.history
+    )
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert [replica.shape for replica in result.replicas] == [(64 * 128 + 128 + 128 * 10 + 10,)] * 4
     assert json.loads(json.dumps(result.metrics)) == result.metrics
@@ -54,7 +57,9 @@ def test_a_result_comes_back_from_its_folder(result, tmp_path):
     assert loaded.metrics == result.metrics
     assert loaded.history == result.history
     assert loaded.config == result.config
-    assert "Network(latency_seconds=0.0001, bytes_per_second=125000000.0" in loaded.config["settings"]
+    assert (
+        "Network(latency_seconds=0.0001, bytes_per_second=125000000.0" in loaded.config["settings"]
+    )
     assert all(torch.equal(a, b) for a, b in zip(loaded.replicas, result.replicas, strict=True))
     for name, value in result.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], value)
@@ -72,7 +77,9 @@ def test_a_copy_of_a_result_leaves_saving_to_the_process_that_leads(result, tmp_
 
 
 class Follower(fs.Simulator):
-    """Launches as a process under torchrun that does not lead: its own worker's report, and nobody else's."""
+    """Launches as a process under torchrun that does not lead: its own worker's report, and
+    nobody else's.
+    """
 
     is_lead = False
 
@@ -152,7 +159,9 @@ def own_task(**changes):
     y = (x.sum(1) > 0).long()
     task = fs.Task(
         "own",
-        model=lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2)),
+        model=lambda: nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2)
+        ),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02),
         loss=fs.classification_loss,
         train=(x, y),
@@ -239,7 +248,9 @@ def test_bad_input_is_one_clear_line(call, message):
 
 def test_a_diverging_run_stops_and_says_where(backend):
     task = own_task(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e30))
-    with pytest.raises(fs.NonFiniteLoss, match=r"rank \d: the loss is (nan|inf) at step \d+ with SyncSGD"):
+    with pytest.raises(
+        fs.NonFiniteLoss, match=r"rank \d: the loss is (nan|inf) at step \d+ with SyncSGD"
+    ):
         fs.run(task, fs.SyncSGD(), workers=2, backend=backend, epochs=20)
 
 
@@ -281,7 +292,9 @@ def test_a_watcher_that_fails_stops_the_run(backend):
 
 
 def test_a_strategy_that_ranks_by_accuracy_gets_the_metric_of_every_batch():
-    """And others do not: it costs another pass, which leaves no trace in the statistics of batch normalisation."""
+    """And others do not: it costs another pass, which leaves no trace in the statistics of batch
+    normalisation.
+    """
     asked = []
 
     def metric(model, batch):

@@ -66,7 +66,9 @@ MODELS = {
 }
 OPTIMIZERS = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
-    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "momentum": lambda m: torch.optim.SGD(
+        m.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True
+    ),
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "adamw foreach": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True),
     "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01),
@@ -78,7 +80,13 @@ OPTIMIZERS = {
         lr=0.1,
     ),
 }
-STRATEGIES = [fs.SyncSGD(), fs.LocalSGD(period=2), fs.EASGD(period=2), fs.EAWild(), fs.Independent()]
+STRATEGIES = [
+    fs.SyncSGD(),
+    fs.LocalSGD(period=2),
+    fs.EASGD(period=2),
+    fs.EAWild(),
+    fs.Independent(),
+]
 
 
 def batches():
@@ -150,7 +158,9 @@ def test_any_optimizer_and_gradient_accumulation(optimizer, accumulate):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", [fs.LocalSGD(period=2), fs.EAWild()], ids=lambda s: s.name)
 def test_any_model_trains_and_ends_equal_on_all_workers(backend, model, strategy):
-    """Every strategy does in the simulator: a property of the table. Here a collective and a shared tensor for all."""
+    """Every strategy does in the simulator: a property of the table. Here a collective and a
+    shared tensor for all.
+    """
 
     def program(comm):
         net = MODELS[model]()
@@ -216,7 +226,9 @@ def test_parameters_and_gradients_are_views_of_flat_tensors():
 
 @pytest.mark.parametrize("habit", ["optimizer.zero_grad()", "model.zero_grad()", "grads replaced"])
 def test_habits_of_the_old_loop_do_no_harm(habit):
-    """Whoever leaves zero_grad() in the loop detaches the gradients from their flat tensor; they are found again."""
+    """Whoever leaves zero_grad() in the loop detaches the gradients from their flat tensor; they
+    are found again.
+    """
 
     def program(comm):
         torch.manual_seed(0)
@@ -273,7 +285,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(backend, value):
             loss.backward()
             worker.step(loss if (comm.rank, step) != (1, 2) else loss * value)
 
-    with pytest.raises(fs.NonFiniteLoss, match=r"rank 1: the loss is (nan|-?inf) at step 3 with LocalSGD\(period=4"):
+    with pytest.raises(
+        fs.NonFiniteLoss, match=r"rank 1: the loss is (nan|-?inf) at step 3 with LocalSGD\(period=4"
+    ):
         fs.launch(program, 2, backend)
 
 
@@ -305,7 +319,10 @@ def build(make_model, make_optimizer=None):
             "'1.weight' is torch.float64",
         ),
         (
-            build(lambda: nn.Linear(2, 2), lambda net: torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)),
+            build(
+                lambda: nn.Linear(2, 2),
+                lambda net: torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1),
+            ),
             fs.InvalidField,
             "'optimizer' must hold parameters of the model only",
         ),

@@ -1,7 +1,8 @@
-"""One torchrun for many tests: its processes launch what the tests give them, with as many ranks as each asks for.
+"""One torchrun for many tests: its processes launch what the tests give them, with as many ranks as
+each asks for.
 
-Run as a script it is the program that torchrun starts; imported it is the backend that the tests see.
-"""
+Run as a script it is the program that torchrun starts; imported it is the backend that the tests
+see."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def receive(connection: socket.socket) -> Any:
 
 
 class TorchrunSession(fs.Backend):
-    """`torchrun --nproc-per-node 8`, kept. `outcomes` has what each rank's launch came to in the last run."""
+    """`torchrun --nproc-per-node 8`, kept. `outcomes` has what each rank's launch came to in the
+    last run.
+    """
 
     def __init__(self) -> None:
         self._folder = Path(mkdtemp())
@@ -44,8 +47,17 @@ class TorchrunSession(fs.Backend):
         listener.settimeout(START_SECONDS)
         listener.bind(str(self._folder / "socket"))
         listener.listen(RANKS)
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), __file__]
-        self._process = subprocess.Popen([*command, str(self._folder / "socket")], env=_clean_environment())
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(RANKS),
+            __file__,
+        ]
+        self._process = subprocess.Popen(
+            [*command, str(self._folder / "socket")], env=_clean_environment()
+        )
         self._ranks: dict[int, socket.socket] = {}
         with listener:
             while len(self._ranks) < RANKS:
@@ -71,13 +83,16 @@ class TorchrunSession(fs.Backend):
     def run(self, program: Any, workers: int, *, watch: Any = None, **options: Any) -> list[Any]:
         cloudpickle.dumps(program)  # an error in the test, not in the middle of a message
         for rank in range(RANKS):
-            send(self._ranks[rank], (program if rank < workers else None, workers, options, watch is not None))
+            send(
+                self._ranks[rank],
+                (program if rank < workers else None, workers, options, watch is not None),
+            )
         failed: BaseException | None = None
         while isinstance(said := receive(self._ranks[0]), dict):
             try:
                 if failed is None:
                     watch(said["steps"])
-            except BaseException as error:  # noqa: BLE001  to be raised when all ranks have stopped
+            except BaseException as error:
                 failed = error
             send(self._ranks[0], failed is None)
         self.outcomes = [said, *(receive(self._ranks[rank]) for rank in range(1, workers))]
@@ -113,12 +128,16 @@ def serve(path: str) -> None:
                     raise KeyboardInterrupt
 
             try:
-                outcome = True, backend.run(program, workers, watch=watch if watched else None, **options), None
-            except BaseException as error:  # noqa: BLE001  whatever it is, the test wants to see it
+                outcome = (
+                    True,
+                    backend.run(program, workers, watch=watch if watched else None, **options),
+                    None,
+                )
+            except BaseException as error:
                 outcome = False, error, error.__cause__
             try:
                 send(connection, outcome)
-            except Exception as error:  # noqa: BLE001  an exception that cannot be sent is told of
+            except Exception as error:
                 send(connection, (False, fs.FlockstepError(f"{outcome[1]} ({error})"), None))
 
 

@@ -7,16 +7,23 @@
 Everything public is importable from here.
 """
 
-from flockstep.backends.base import Backend
-from flockstep.backends.local import LocalProcesses
-from flockstep.backends.ray import Ray
-from flockstep.backends.sim import Compute, Simulator
-from flockstep.backends.torchrun import Torchrun
-from flockstep.codecs import QSGD, Codec, Float16, Int8, Memory, OneBit, PowerSGD, RandomK, Threshold, TopK
+from flockstep.backends import Backend, Compute, LocalProcesses, Ray, Simulator, Torchrun
+from flockstep.codecs import (
+    QSGD,
+    Codec,
+    Float16,
+    Int8,
+    Memory,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    Threshold,
+    TopK,
+)
 from flockstep.comm import Comm, SharedTensor
-from flockstep.counting import cc_ratio
 from flockstep.data import (
     Assignment,
+    BatchGrowth,
     Coarse,
     Disjoint,
     FineGrained,
@@ -25,9 +32,9 @@ from flockstep.data import (
     InMemory,
     MediumCoarse,
     NeighbourhoodOverlap,
+    PadCropFlip,
     Sampling,
 )
-from flockstep.data.augmentation import PadCropFlip
 from flockstep.errors import (
     DataError,
     DeadlockError,
@@ -41,26 +48,26 @@ from flockstep.errors import (
     WorkerLost,
 )
 from flockstep.launch import launch
+from flockstep.models import cc_ratio, recalibrate
 from flockstep.network import Link, Network
-from flockstep.recalibration import recalibrate
-from flockstep.recipes import (
+from flockstep.optimizers import (
     LAMB,
     LARS,
-    BatchGrowth,
+    RMSpropWarmup,
+    TwoStage,
+)
+from flockstep.result import Result, load_result
+from flockstep.schedules import (
     Constant,
     Cosine,
     FinalCollapse,
     LinearScaling,
     Polynomial,
     Progress,
-    RMSpropWarmup,
     Schedule,
-    SmoothedLoss,
     StepDecay,
-    TwoStage,
     Warmup,
 )
-from flockstep.result import Result, load_result
 from flockstep.strategies import (
     ADPSGD,
     DPSGD,
@@ -86,10 +93,18 @@ from flockstep.strategies import (
     Strategy,
     SyncSGD,
     effective_batch,
+    growing_distance,
     local_batch,
+    pull_within,
+    settled_distance,
 )
-from flockstep.task import Task, classification_accuracy, classification_loss, token_loss
-from flockstep.theory import growing_distance, pull_within, settled_distance
+from flockstep.tasks import (
+    SmoothedLoss,
+    Task,
+    classification_accuracy,
+    classification_loss,
+    token_loss,
+)
 from flockstep.training import run
 from flockstep.worker import Worker
 

@@ -48,8 +48,8 @@ class WorkerError(FlockstepError):
 class WorkerLost(FlockstepError):
     """A worker's process ended without a result: killed, crashed or exited.
 
-    `step` is its last one, `seconds` the time of the run at which it was missed; None where that is not known.
-    """
+    `step` is its last one, `seconds` the time of the run at which it was missed; None where that is
+    not known."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class NonFiniteLoss(FlockstepError):
 
 
 class DataError(FlockstepError):
-    """A file of a data set is missing, damaged or cannot be fetched. The message names the file, rule and value."""
+    """A file of a data set is missing, damaged or cannot be fetched. The message names the file,
+    rule and value.
+    """
 
 
 class ResultError(FlockstepError):
@@ -86,9 +88,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
 def worker_error(rank: int, error: BaseException) -> FlockstepError:
     """What `launch` raises when the program of `rank` raised `error`.
 
-    The new error is of the old error's type too, so `except ValueError` around a launch catches what it would
-    catch around a plain call. Errors of this library name the rank themselves and stay as they are.
-    """
+    The new error is of the old error's type too, so `except ValueError` around a launch catches
+    what it would catch around a plain call. Errors of this library name the rank themselves and
+    stay as they are."""
     if isinstance(error, FlockstepError):
         return error
     message = f"rank {rank} raised {type(error).__name__}: {error}"
@@ -96,7 +98,7 @@ def worker_error(rank: int, error: BaseException) -> FlockstepError:
     if isinstance(error, Exception):  # SystemExit must not end the caller
         try:
             combined = _alike(error)(message)
-        except Exception:  # noqa: BLE001  a class may forbid subclasses in any way: the plain WorkerError says all
+        except Exception:
             combined = WorkerError(message)
         combined.__dict__.update(error.__dict__)
     combined.rank = rank
@@ -105,6 +107,12 @@ def worker_error(rank: int, error: BaseException) -> FlockstepError:
 
 
 def _alike(error: Exception) -> type[WorkerError]:
-    """A WorkerError that is of the error's type too, whatever that type's constructor and text need."""
-    members = {"__module__": __name__, "__init__": Exception.__init__, "__str__": lambda self: self.args[0]}
+    """A WorkerError that is of the error's type too, whatever that type's constructor and text
+    need.
+    """
+    members = {
+        "__module__": __name__,
+        "__init__": Exception.__init__,
+        "__str__": lambda self: self.args[0],
+    }
     return type("WorkerError", (WorkerError, type(error)), members)

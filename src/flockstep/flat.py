@@ -1,10 +1,9 @@
 """A model whose parameters are views of one flat tensor, and whose gradients are views of another.
 
-Every exchange is then one vector operation, whatever the model. The flat tensor holds the trainable parameters
-first and the persistent floating-point buffers (the statistics of batch normalisation) behind them, so that whoever
-averages the whole of it averages both. Parameters that were frozen when it was made, buffers of integers and
-non-persistent buffers stay where they are.
-"""
+Every exchange is then one vector operation, whatever the model. The flat tensor holds the trainable
+parameters first and the persistent floating-point buffers (the statistics of batch normalisation)
+behind them, so that whoever averages the whole of it averages both. Parameters that were frozen
+when it was made, buffers of integers and non-persistent buffers stay where they are."""
 
 from __future__ import annotations
 
@@ -21,7 +20,9 @@ Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 class FlatModel:
-    """The flat tensors of a model. `state` is parameters and buffers; `parameters` and `buffers` are its parts."""
+    """The flat tensors of a model. `state` is parameters and buffers; `parameters` and `buffers`
+    are its parts.
+    """
 
     def __init__(self, model: nn.Module, allocate: Allocate) -> None:
         self._trainable = [p for p in model.parameters() if p.requires_grad]
@@ -53,8 +54,15 @@ class FlatModel:
         self._home = self._addresses()
 
     def live_in(self, memory: Tensor) -> None:
-        """Move to memory that others may see and change, too. For models without buffers, which are nobody else's."""
-        require(not self.buffers.numel(), "model", "have no buffers to live in shared memory", self.buffers.numel())
+        """Move to memory that others may see and change, too. For models without buffers, which
+        are nobody else's.
+        """
+        require(
+            not self.buffers.numel(),
+            "model",
+            "have no buffers to live in shared memory",
+            self.buffers.numel(),
+        )
         memory.copy_(self.state)
         for parameter, start in _placed(self._trainable, 0):
             parameter.data = _shaped(memory, parameter.data, start)
@@ -62,16 +70,20 @@ class FlatModel:
         self._home = self._addresses()
 
     def named(self, model: nn.Module, state: Tensor) -> dict[str, Tensor]:
-        """Parameters and buffers of a model that has `state`, by name, as `torch.func.functional_call` wants them."""
-        names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        """Parameters and buffers of a model that has `state`, by name, as
+        `torch.func.functional_call` wants them.
+        """
+        names = {
+            id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
         placed = _placed([*self._trainable, *self._flat_buffers], 0)
         return {names[id(tensor)]: _shaped(state, tensor.data, start) for tensor, start in placed}
 
     def collect_gradients(self) -> None:
         """Make `gradients` hold the gradients of the last backward pass.
 
-        It does already, since autograd adds into the views, unless somebody replaced them: `zero_grad()` does.
-        """
+        It does already, since autograd adds into the views, unless somebody replaced them:
+        `zero_grad()` does."""
         if not all(map(is_, map(attrgetter("grad"), self._trainable), self._gradient_views)):
             with torch.no_grad():
                 for parameter, view in zip(self._trainable, self._gradient_views, strict=True):
@@ -102,7 +114,9 @@ class FlatModel:
 
 
 def outside_tensors(model: nn.Module) -> list[Tensor]:
-    """What belongs to the model's state but not to its flat tensor: equal on all workers at the start."""
+    """What belongs to the model's state but not to its flat tensor: equal on all workers at the
+    start.
+    """
     frozen = [p.data for p in model.parameters() if not p.requires_grad]
     flat = {id(buffer) for _, buffer in _persistent_float_buffers(model)}
     return frozen + [b for b in model.buffers() if id(b) not in flat]
@@ -119,7 +133,9 @@ def _persistent_float_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{prefix}.{name}" if prefix else name), buffer
 
 
-def _require_uniform(model: nn.Module, buffers: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
+def _require_uniform(
+    model: nn.Module, buffers: dict[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
     """One flat tensor can hold only one dtype on one device."""
     trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     for name, tensor in (*trainable, *buffers.items()):
@@ -143,7 +159,9 @@ def _move(tensor: Tensor, flat: Tensor, start: int) -> Tensor:
 
 
 def _shaped(flat: Tensor, like: Tensor, start: int) -> Tensor:
-    """The part of `flat` from `start` on, with the shape of `like` and, if it is dense, its strides."""
+    """The part of `flat` from `start` on, with the shape of `like` and, if it is dense, its
+    strides.
+    """
     part = flat[start : start + like.numel()]
     if torch.ops.aten.is_non_overlapping_and_dense(like):
         return part.as_strided(like.shape, like.stride(), part.storage_offset())

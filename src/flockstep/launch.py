@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from flockstep.backends.base import Backend, Program, Watcher
-from flockstep.backends.local import LocalProcesses
-from flockstep.backends.ray import Ray
-from flockstep.backends.sim import Compute, Simulator
-from flockstep.backends.torchrun import Torchrun
+from flockstep.backends import (
+    Backend,
+    Compute,
+    LocalProcesses,
+    Program,
+    Ray,
+    Simulator,
+    Torchrun,
+    Watcher,
+)
 from flockstep.errors import unknown_name
 from flockstep.fields import require, require_integer
 from flockstep.network import Network
@@ -35,16 +40,18 @@ def launch(
 ) -> list[Any]:
     """Run `program(comm)` once per worker; return what the programs returned, in rank order.
 
-    Args:
-        program: plain blocking code of one worker; a function, a closure, anything callable.
-        workers: how many; under torchrun it says so itself, and this may be left out.
-        backend: "sim" (virtual time, in this process), "local" (processes of this machine), "torchrun" (the processes
+    Args: program: plain blocking code of one worker; a function, a closure, anything callable.
+        workers: how many; under torchrun it says so itself, and this may be left out. backend:
+        "sim" (virtual time, in this process), "local" (processes of this machine), "torchrun" (the
+        processes
             that torchrun has started), "ray" (actors of a Ray cluster), or a backend object.
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
-        network, compute, lanes: the simulator's links, step times, and how many workers compute side by side.
-        on_failure: "stop": when one worker fails, all are stopped and its error is raised here. "continue": when a
-            worker's process dies, the others go on, and its place in the list holds a `WorkerLost`; if nobody is left,
-            the last one is raised. A program that raises stops the run all the same.
+        network, compute, lanes: the simulator's links, step times, and how many workers compute
+        side by side. on_failure: "stop": when one worker fails, all are stopped and its error is
+        raised here. "continue": when a
+            worker's process dies, the others go on, and its place in the list holds a `WorkerLost`;
+            if nobody is left, the last one is raised. A program that raises stops the run all the
+            same.
         watch: called every tenth of a second or so with the steps that each worker has done.
 
     Example:
@@ -56,7 +63,9 @@ def launch(
 
 
 def make_backend(backend: str | Backend, **options: Any) -> Backend:
-    """The backend of that name with the options that were given; a backend object is taken as it is."""
+    """The backend of that name with the options that were given; a backend object is taken as it
+    is.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(backend, Backend):
         require(not given, next(iter(given), ""), "be set on the backend object", backend)

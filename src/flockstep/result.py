@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flockstep.errors import FlockstepError, ResultError
-from flockstep.task import Task, find_task
-from flockstep.tasks import TASKS
+from flockstep.tasks import TASKS, Task, find_task
 
 FORMAT = 1
 
@@ -23,17 +22,17 @@ FORMAT = 1
 class Result:
     """A finished run.
 
-    `metrics` has test_accuracy, test_loss, train_loss (mean of the last epoch), seconds (virtual or wall-clock, up
-    to the end of finish), wall_seconds (starting the workers included), bytes_sent (all workers), exchanges and steps
-    (of the worker with most), samples (all workers), workers (that started) and lost (how many of them).
+    `metrics` has test_accuracy, test_loss, train_loss (mean of the last epoch), seconds (virtual or
+    wall-clock, up to the end of finish), wall_seconds (starting the workers included), bytes_sent
+    (all workers), exchanges and steps (of the worker with most), samples (all workers), workers
+    (that started) and lost (how many of them).
 
-    `lost` has a dict for each worker that was lost: rank, step (its last one), seconds (when it was missed) and
-    exit_code. Of those no replica is left, and all figures are of the others alone.
+    `lost` has a dict for each worker that was lost: rank, step (its last one), seconds (when it was
+    missed) and exit_code. Of those no replica is left, and all figures are of the others alone.
 
-    Where several processes launch one run together, as under torchrun, each gets a result, with the replica of its own
-    worker only; that of rank 0 has all, and it alone saves. Where its own worker is lost, a process other than rank 0's
-    gets no figures and no model.
-    """
+    Where several processes launch one run together, as under torchrun, each gets a result, with the
+    replica of its own worker only; that of rank 0 has all, and it alone saves. Where its own worker
+    is lost, a process other than rank 0's gets no figures and no model."""
 
     config: dict[str, Any]
     metrics: dict[str, float]
@@ -42,14 +41,18 @@ class Result:
     lost: list[dict[str, Any]] = field(default_factory=list)
     _model: nn.Module | None = field(default=None, repr=False)
     _model_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    _is_copy: bool = field(default=False, repr=False)  # another process has the whole result, and saves it
+    _is_copy: bool = field(
+        default=False, repr=False
+    )  # another process has the whole result, and saves it
 
     @property
     def model(self) -> nn.Module:
         """The model that the strategy's finish() chose."""
         if self._model is None:
             if not self._model_state:
-                raise ResultError("the worker of this process was lost: the process of rank 0 has the model")
+                raise ResultError(
+                    "the worker of this process was lost: the process of rank 0 has the model"
+                )
             self._model = self._rebuild(find_task(self.config["task"], TASKS))
         return self._model
 
@@ -63,16 +66,18 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the result into `folder`: result.json, model.safetensors, replicas.safetensors.
 
-        Of processes that launched the run together, that of rank 0 writes; in the others this does nothing.
-        """
+        Of processes that launched the run together, that of rank 0 writes; in the others this does
+        nothing."""
         folder = Path(folder)
         if self._is_copy:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
-        # A folder with a result.json is a whole result: an old one goes first, the new one comes last.
+        # A folder with a result.json is a whole result: an old one goes first, the new one comes
+        # last.
         (folder / "result.json").unlink(missing_ok=True)
         state = self._model.state_dict() if self._model is not None else self._model_state
-        # safetensors refuses tensors that share memory, as views of a flat tensor and tied weights do.
+        # safetensors refuses tensors that share memory, as views of a flat tensor and tied weights
+        # do.
         save_file(
             {name: value.detach().cpu().clone() for name, value in state.items()},
             folder / "model.safetensors",
@@ -97,9 +102,8 @@ class Result:
 def load_result(folder: str | Path, task: Task | None = None) -> Result:
     """Read what `Result.save` wrote.
 
-    The model is rebuilt by the task that the result names. A task that cannot be found by its name, because it was
-    made in a script, must be given.
-    """
+    The model is rebuilt by the task that the result names. A task that cannot be found by its name,
+    because it was made in a script, must be given."""
     folder = Path(folder)
     path = folder / "result.json"
     if not path.is_file():
@@ -107,7 +111,9 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
     try:
         content = json.loads(path.read_text())
         if content["format"] != FORMAT:
-            raise ResultError(f"{str(path)!r} has format {content['format']!r}, this version reads {FORMAT}")
+            raise ResultError(
+                f"{str(path)!r} has format {content['format']!r}, this version reads {FORMAT}"
+            )
         replicas = load_file(folder / "replicas.safetensors")
         result = Result(
             content["config"],

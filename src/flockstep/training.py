@@ -13,27 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flockstep.backends.base import Backend
-from flockstep.backends.sim import Compute
+from flockstep.backends import Backend, Compute
 from flockstep.comm import Comm, SharedTensor
-from flockstep.data import Assignment, Disjoint, Sampling, batches
-from flockstep.data.timetable import BatchSize
+from flockstep.data import (
+    Assignment,
+    BatchSize,
+    Disjoint,
+    Sampling,
+    batches,
+)
 from flockstep.device import on_device
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_integer
 from flockstep.launch import launch, make_backend
 from flockstep.network import Network
-from flockstep.progress import steps_bar
-from flockstep.recipes import Schedule
+from flockstep.progress_bar import steps_bar
 from flockstep.result import Result, versions
+from flockstep.schedules import Schedule
 from flockstep.strategies import Strategy
-from flockstep.task import Task, find_task
-from flockstep.tasks import TASKS
+from flockstep.tasks import TASKS, Task, find_task
 from flockstep.worker import Worker
 
 DEFAULT_WORKERS = 8
 
-# What a worker counts, in the order in which workers tell each other: once at the end, and at the end of each epoch.
+# What a worker counts, in the order in which workers tell each other: once at the end, and at the
+# end of each epoch.
 TOTALS = ("rank", "train_loss", "seconds", "bytes_sent", "exchanges", "steps", "samples")
 LOOKS = ("step", "epoch", "seconds", "bytes_sent", "loss", "accuracy", "is_evaluated")
 SCORES = slice(LOOKS.index("loss"), None)
@@ -73,33 +77,49 @@ def run(
     on_failure: str = "stop",
     progress: bool | None = None,
 ) -> Result:
-    """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that represents them.
+    """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
+    represents them.
 
-    `epochs` is how often all workers together go over the data: with C copies of each sample among them, each goes
-    ⌈epochs/C⌉ times over its own, so that assignments compare at equal samples processed. It is evaluated every
-    ⌈N/(batch of all)⌉ steps, whatever the overlap. `batch_size` is that of one worker. These two and the `schedule`
-    of the learning rate are the task's own by default. `progress` shows a bar on stderr; by default only where that
-    is a terminal. For the rest see `fs.launch`.
+    `epochs` is how often all workers together go over the data: with C copies of each sample among
+    them, each goes ⌈epochs/C⌉ times over its own, so that assignments compare at equal samples
+    processed. It is evaluated every ⌈N/(batch of all)⌉ steps, whatever the overlap. `batch_size` is
+    that of one worker. These two and the `schedule` of the learning rate are the task's own by
+    default. `progress` shows a bar on stderr; by default only where that is a terminal. For the
+    rest see `fs.launch`.
 
     Example:
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
         result.metrics["test_accuracy"], result.metrics["bytes_sent"]
     """
     require_integer("seed", seed, 0)
-    require(isinstance(strategy, Strategy), "strategy", "be a strategy such as fs.LocalSGD(period=8)", strategy)
+    require(
+        isinstance(strategy, Strategy),
+        "strategy",
+        "be a strategy such as fs.LocalSGD(period=8)",
+        strategy,
+    )
     place = make_backend(backend, network=network, compute=compute, lanes=lanes)
     workers = place.size(workers, DEFAULT_WORKERS)
     chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
     assignment = Disjoint() if assignment is None else assignment
-    require(isinstance(assignment, Assignment), "assignment", "be one such as fs.Disjoint()", assignment)
+    require(
+        isinstance(assignment, Assignment), "assignment", "be one such as fs.Disjoint()", assignment
+    )
     schedule = chosen.schedule if schedule is None else schedule
-    require(schedule is None or isinstance(schedule, Schedule), "schedule", "be one such as fs.Cosine()", schedule)
+    require(
+        schedule is None or isinstance(schedule, Schedule),
+        "schedule",
+        "be one such as fs.Cosine()",
+        schedule,
+    )
     chosen.check()
     epochs = chosen.epochs if epochs is None else epochs
     require_integer("epochs", epochs, 1)
     passes = assignment.overlap_epochs(epochs, workers)
     batch_size = chosen.batch_size_for(workers) if batch_size is None else batch_size
-    plan = batches.plan(chosen.train, batch_size, passes, assignment, sampling, workers=workers, rank=0, seed=seed)
+    plan = batches.plan(
+        chosen.train, batch_size, passes, assignment, sampling, workers=workers, rank=0, seed=seed
+    )
     table = plan.timetable
     job = Job(
         chosen,
@@ -111,12 +131,15 @@ def run(
         sampling,
         schedule,
         may_lose_workers=on_failure == "continue",
-        # The lowest rank may be lost when all is done; and a process that does not lead has only its own worker's.
+        # The lowest rank may be lost when all is done; and a process that does not lead has only
+        # its own worker's.
         model_from_all=on_failure == "continue" or not place.is_lead,
     )
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
-    with steps_bar(f"{chosen.name} {strategy.name}", table.steps if table else None, shown) as watch:
+    with steps_bar(
+        f"{chosen.name} {strategy.name}", table.steps if table else None, shown
+    ) as watch:
         outcomes = launch(
             functools.partial(train, job=job),
             workers,
@@ -145,10 +168,11 @@ def run(
 
 
 def train(comm: Comm, job: Job) -> dict[str, Any]:
-    """One worker's whole training. It returns plain values and tensors, which every backend can carry.
+    """One worker's whole training. It returns plain values and tensors, which every backend can
+    carry.
 
-    Each worker brings the figures of the whole run: not every launcher gets to see all workers' reports.
-    """
+    Each worker brings the figures of the whole run: not every launcher gets to see all workers'
+    reports."""
     task = job.task
     model = task.model()
     worker = Worker(comm, model, task.optimizer(model.parameters()), job.strategy, job.schedule)
@@ -156,7 +180,9 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         scores = _shared_scores(comm, job.epochs) if job.may_lose_workers else None
     looks: list[list[float]] = []
     losses: list[float] = []
-    for batch in worker.batches(task.train, job.batch_size, job.passes, job.assignment, job.sampling):
+    for batch in worker.batches(
+        task.train, job.batch_size, job.passes, job.assignment, job.sampling
+    ):
         if len(looks) < worker.epoch:
             looks.append(_look(worker, task, scores))
             losses.clear()
@@ -173,7 +199,9 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         comm.rank, fmean(losses), comm.now(), meter.bytes_sent, meter.exchanges, worker.steps, worker.samples,
     ]  # fmt: skip
     with comm.unmetered():
-        told = comm.all_gather(torch.tensor([totals, *_with_scores(looks, scores)], dtype=torch.float64))
+        told = comm.all_gather(
+            torch.tensor([totals, *_with_scores(looks, scores)], dtype=torch.float64)
+        )
     leads = comm.rank == min(int(table[0, 0]) for table in told)
     return {
         "replica": replica,
@@ -185,7 +213,9 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
 
 @torch.no_grad()
 def _score(task: Task, model: nn.Module, batch: Any) -> float:
-    """The metric on a training batch, in evaluation mode: another pass must not count in batch normalisation."""
+    """The metric on a training batch, in evaluation mode: another pass must not count in batch
+    normalisation.
+    """
     model.eval()
     score = float(task.metric(model, batch))
     model.train()
@@ -197,9 +227,19 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _look(worker: Worker, task: Task, scores: SharedTensor | None) -> list[float]:
-    """At the end of an epoch: what it cost, and on the lowest rank that is there how good the model is by now."""
+    """At the end of an epoch: what it cost, and on the lowest rank that is there how good the
+    model is by now.
+    """
     comm = worker.comm
-    look = [worker.steps, worker.epoch, comm.now(), comm.meter.bytes_sent, math.nan, math.nan, False]
+    look = [
+        worker.steps,
+        worker.epoch,
+        comm.now(),
+        comm.meter.bytes_sent,
+        math.nan,
+        math.nan,
+        False,
+    ]
     if comm.rank == comm.members[0]:
         with comm.unmetered(), torch.no_grad():
             shown = None if worker.is_alone else worker.strategy.preview(worker, worker.state)
@@ -226,11 +266,16 @@ def _with_scores(looks: list[list[float]], scores: SharedTensor | None) -> list[
     if scores is None:
         return looks
     known = scores.read().tolist()
-    return [look if look[-1] else [*look[: SCORES.start], *others] for look, others in zip(looks, known, strict=True)]
+    return [
+        look if look[-1] else [*look[: SCORES.start], *others]
+        for look, others in zip(looks, known, strict=True)
+    ]
 
 
 def _row(looks: list[list[float]]) -> dict[str, float]:
-    """A row of the history, of what all workers saw at the end of an epoch. Without scores, if nobody evaluated."""
+    """A row of the history, of what all workers saw at the end of an epoch. Without scores, if
+    nobody evaluated.
+    """
     first, *_ = by_name = [dict(zip(LOOKS, look, strict=True)) for look in looks]
     row = {
         "step": int(first["step"]),
@@ -239,7 +284,11 @@ def _row(looks: list[list[float]]) -> dict[str, float]:
         "bytes_sent": int(sum(look["bytes_sent"] for look in by_name)),
     }
     evaluated = next((look for look in by_name if look["is_evaluated"]), None)
-    return row if evaluated is None else row | {"loss": evaluated["loss"], "accuracy": evaluated["accuracy"]}
+    return (
+        row
+        if evaluated is None
+        else row | {"loss": evaluated["loss"], "accuracy": evaluated["accuracy"]}
+    )
 
 
 def _metrics(totals: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -254,12 +303,23 @@ def _metrics(totals: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _result(job: Job, outcomes: list[Any], config: dict[str, Any], wall_seconds: float, is_copy: bool) -> Result:
-    """`outcomes`: a report, a loss, or None for a worker whose report went to the process that leads."""
+def _result(
+    job: Job, outcomes: list[Any], config: dict[str, Any], wall_seconds: float, is_copy: bool
+) -> Result:
+    """`outcomes`: a report, a loss, or None for a worker whose report went to the process that
+    leads.
+    """
     losses = [outcome for outcome in outcomes if isinstance(outcome, WorkerLost)]
-    lost = [{name: getattr(loss, name) for name in ("rank", "step", "seconds", "exit_code")} for loss in losses]
+    lost = [
+        {name: getattr(loss, name) for name in ("rank", "step", "seconds", "exit_code")}
+        for loss in losses
+    ]
     reports = [outcome for outcome in outcomes if isinstance(outcome, dict)]
-    metrics: dict[str, float] = {"wall_seconds": wall_seconds, "workers": len(outcomes), "lost": len(lost)}
+    metrics: dict[str, float] = {
+        "wall_seconds": wall_seconds,
+        "workers": len(outcomes),
+        "lost": len(lost),
+    }
     if not reports:  # this process does not lead, and its own worker is among the lost
         return Result(config, metrics, [], [], lost, _is_copy=is_copy)
     report = next(report for report in reports if report["model"] is not None)
@@ -267,4 +327,6 @@ def _result(job: Job, outcomes: list[Any], config: dict[str, Any], wall_seconds:
     loss, accuracy = job.task.evaluate(model)
     metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
     replicas: list[Tensor] = [each["replica"] for each in reports]
-    return Result(config, metrics, report["history"], replicas, lost, _model=model, _is_copy=is_copy)
+    return Result(
+        config, metrics, report["history"], replicas, lost, _model=model, _is_copy=is_copy
+    )

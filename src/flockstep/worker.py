@@ -10,14 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.comm import Comm, broadcast_from_first
-from flockstep.data import Assignment, Disjoint, Sampling, batches
-from flockstep.data.timetable import BatchSize, Timetable
+from flockstep.data import (
+    Assignment,
+    BatchSize,
+    Disjoint,
+    Sampling,
+    Timetable,
+    batches,
+)
 from flockstep.errors import NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
-from flockstep.recipes.progress import Paced, Progress
-from flockstep.recipes.schedules import Schedule
-from flockstep.strategies.base import Strategy
+from flockstep.schedules import Paced, Progress, Schedule
+from flockstep.strategies import Strategy
 
 LOSS_MEMORY = 0.9
 
@@ -32,11 +37,12 @@ class Worker:
             worker.step(loss)        # in place of optimizer.step() and optimizer.zero_grad()
         model = worker.finish()      # the model that represents the run
 
-    All workers start from the parameters and buffers of rank 0, or of the lowest rank that is not lost. A worker that
-    is alone trains plainly: its strategy has nobody to talk to and is not asked.
+    All workers start from the parameters and buffers of rank 0, or of the lowest rank that is not
+    lost. A worker that is alone trains plainly: its strategy has nobody to talk to and is not
+    asked.
 
-    `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) * fs.StepDecay()`.
-    """
+    `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) *
+    fs.StepDecay()`."""
 
     def __init__(
         self,
@@ -46,7 +52,12 @@ class Worker:
         strategy: Strategy[Any],
         schedule: Schedule | None = None,
     ) -> None:
-        require(schedule is None or isinstance(schedule, Schedule), "schedule", "be one such as fs.Cosine()", schedule)
+        require(
+            schedule is None or isinstance(schedule, Schedule),
+            "schedule",
+            "be one such as fs.Cosine()",
+            schedule,
+        )
         self.comm = comm
         self.model = model
         self.optimizer = optimizer
@@ -56,7 +67,9 @@ class Worker:
         self.flat = FlatModel(model, comm.empty)
         for group in optimizer.param_groups:
             known = all(self.flat.owns(parameter) for parameter in group["params"])
-            require(known, "optimizer", "hold parameters of the model only", type(optimizer).__name__)
+            require(
+                known, "optimizer", "hold parameters of the model only", type(optimizer).__name__
+            )
         self.steps = 0
         self.epoch = 0
         self.samples = 0
@@ -90,17 +103,25 @@ class Worker:
     ) -> Iterator[Any]:
         """This worker's batches. All workers get the same number of them, in every epoch.
 
-        An epoch here is a pass over this worker's own samples, of which `assignment` gives it C·N/M. `worker.epoch`
-        counts how often all workers together have gone over the data, whatever the overlap.
+        An epoch here is a pass over this worker's own samples, of which `assignment` gives it
+        C·N/M. `worker.epoch` counts how often all workers together have gone over the data,
+        whatever the overlap.
 
-        `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of an IterableDataset
-        each worker takes every M-th sample. `batch_size` is a number, or `fs.BatchGrowth`. With `resume_at` steps taken
-        by an earlier run, the loop goes on with the very next batch, and the worker counts as if it had taken them.
-        """
+        `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of
+        an IterableDataset each worker takes every M-th sample. `batch_size` is a number, or
+        `fs.BatchGrowth`. With `resume_at` steps taken by an earlier run, the loop goes on with the
+        very next batch, and the worker counts as if it had taken them."""
         require_integer("resume_at", resume_at, 0)
         size, rank, seed = self.comm.size, self.comm.rank, self.comm.seed
         plan = batches.plan(
-            dataset, batch_size, epochs, assignment or Disjoint(), sampling, workers=size, rank=rank, seed=seed
+            dataset,
+            batch_size,
+            epochs,
+            assignment or Disjoint(),
+            sampling,
+            workers=size,
+            rank=rank,
+            seed=seed,
         )
         self._timetable, self._batches_taken = plan.timetable, resume_at
         self.total_steps = None if plan.timetable is None else self.steps + plan.timetable.steps
@@ -128,11 +149,15 @@ class Worker:
         return Progress(self.steps, self.total_steps, self._epochs_before + epoch)
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:
-        """The loss with what the strategy adds to it. Call it before `backward`; most strategies add nothing."""
+        """The loss with what the strategy adds to it. Call it before `backward`; most strategies
+        add nothing.
+        """
         return loss if self.is_alone else self.strategy.on_loss(self, self.state, loss, batch)
 
     def step(self, loss: Tensor | float, accuracy: float | None = None) -> None:
-        """Use the gradients: exchange as the strategy says, step, and clear them for the next step."""
+        """Use the gradients: exchange as the strategy says, step, and clear them for the next
+        step.
+        """
         self._record(loss.item() if isinstance(loss, Tensor) else loss, accuracy)
         self.comm.elapse(times=self._relative_size)
         self.flat.collect_gradients()
@@ -150,7 +175,9 @@ class Worker:
         self._open_step()
 
     def finish(self) -> nn.Module:
-        """End the training: make this worker's model the one that represents the run, and return it."""
+        """End the training: make this worker's model the one that represents the run, and return
+        it.
+        """
         if not self.is_alone:
             with torch.no_grad():
                 self.strategy.finish(self, self.state)
@@ -162,7 +189,9 @@ class Worker:
                 self.strategy.before_step(self, self.state)
 
     def _set_rates(self) -> None:
-        """What changes in the course of the training: an optimizer that has stages, and the learning rate."""
+        """What changes in the course of the training: an optimizer that has stages, and the
+        learning rate.
+        """
         if self._paced is not None:
             self._paced.at(self.progress)
         if self.schedule is not None:
@@ -175,4 +204,6 @@ class Worker:
             )
         self.loss, self.accuracy = loss, accuracy
         first = math.isnan(self.smooth_loss)
-        self.smooth_loss = loss if first else LOSS_MEMORY * self.smooth_loss + (1 - LOSS_MEMORY) * loss
+        self.smooth_loss = (
+            loss if first else LOSS_MEMORY * self.smooth_loss + (1 - LOSS_MEMORY) * loss
+        )

@@ -1,4 +1,6 @@
-"""The parts of the coordinator by themselves, and values as they travel: whatever comes when, all hear the same."""
+"""The parts of the coordinator by themselves, and values as they travel: whatever comes when,
+all hear the same.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from flockstep.backends.cluster.gathering import Gathering, Messenger
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.locks import Lock
 from flockstep.backends.cluster.post import Post
-from flockstep.backends.cluster.values import decode, decode_error, encode, encode_error
+from flockstep.backends.cluster.values import (
+    decode,
+    decode_error,
+    encode,
+    encode_error,
+)
 from flockstep.backends.cluster.wire import DTYPES, WireError
 from flockstep.backends.torchrun import World
 from flockstep.errors import worker_error
@@ -34,7 +41,9 @@ RANDOM = st.integers(0, 2**32).map(Random)
 
 
 class Answers:
-    """What each rank was told and has not taken yet. Who is told twice in a row was told something it did not ask."""
+    """What each rank was told and has not taken yet. Who is told twice in a row was told
+    something it did not ask.
+    """
 
     def __init__(self) -> None:
         self.told: dict[int, dict[str, Any]] = {}
@@ -50,7 +59,15 @@ class Answers:
 
 def said(call: str = "barrier", seq: int = 1, group: str = "world", **more: Any) -> dict[str, Any]:
     text = more.pop("text", call)
-    base = {"call": call, "signature": text, "must": text, "data": None, "root": None, "moves": True, "late": False}
+    base = {
+        "call": call,
+        "signature": text,
+        "must": text,
+        "data": None,
+        "root": None,
+        "moves": True,
+        "late": False,
+    }
     return {"group": group, "seq": seq, **base, **more}
 
 
@@ -58,7 +75,7 @@ def report(seq: int = 1, ok: bool = True, group: str = "world") -> dict[str, Any
     return {"group": group, "seq": seq, "ok": ok}
 
 
-# --- collective calls -----------------------------------------------------------------------------------------
+# --- collective calls -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -72,7 +89,9 @@ def test_a_call_goes_on_when_all_have_come(answers):
         calls.join(rank, said("all_gather", data=rank * 10))
         assert answers.take() == {}
     calls.join(1, said("all_gather", data=10))
-    assert answers.take() == {rank: {"members": (0, 1, 2), "data": [0, 10, 20]} for rank in range(3)}
+    assert answers.take() == {
+        rank: {"members": (0, 1, 2), "data": [0, 10, 20]} for rank in range(3)
+    }
 
 
 def test_calls_of_groups_and_numbers_do_not_mix(answers):
@@ -131,7 +150,9 @@ def test_who_is_lost_before_a_call_begins_takes_no_part(answers, arrives):
 
 
 @pytest.mark.parametrize("broken", [(), (0,), (2,), (0, 2)], ids=str)
-@pytest.mark.parametrize("when", ["before all reports", "after its own report", "after some reports"])
+@pytest.mark.parametrize(
+    "when", ["before all reports", "after its own report", "after some reports"]
+)
 def test_a_call_with_a_loss_counts_for_all_or_is_done_again_by_all(answers, broken, when):
     calls = Calls(answers, 3, must_report=True)
     for rank in range(3):
@@ -199,7 +220,9 @@ def test_reports_and_arrivals_that_nobody_awaits_are_refused(answers):
 
 
 class Crew:
-    """Workers that make the same calls, each as fast as chance will have it, and of whom some are lost on the way."""
+    """Workers that make the same calls, each as fast as chance will have it, and of whom some
+    are lost on the way.
+    """
 
     def __init__(self, chance: Random, workers: int, script: list[dict[str, Any]]) -> None:
         self.chance = chance
@@ -268,9 +291,18 @@ CALLS = [
 
 
 @settings(max_examples=400, deadline=None)
-@given(RANDOM, st.integers(1, 5), st.lists(st.sampled_from(CALLS), min_size=1, max_size=8), st.integers(0, 4))
-def test_whoever_is_lost_and_when_all_survivors_hear_the_same_of_every_call(chance, workers, script, losses):
-    crew = Crew(chance, workers, [call for call in script if call["root"] is None or call["root"] < workers])
+@given(
+    RANDOM,
+    st.integers(1, 5),
+    st.lists(st.sampled_from(CALLS), min_size=1, max_size=8),
+    st.integers(0, 4),
+)
+def test_whoever_is_lost_and_when_all_survivors_hear_the_same_of_every_call(
+    chance, workers, script, losses
+):
+    crew = Crew(
+        chance, workers, [call for call in script if call["root"] is None or call["root"] < workers]
+    )
     crew.run(losses)
     first = crew.verdicts[min(crew.alive)]
     assert len(first) == len(crew.script)  # nobody waits for ever
@@ -279,7 +311,7 @@ def test_whoever_is_lost_and_when_all_survivors_hear_the_same_of_every_call(chan
     assert not crew.calls._calls
 
 
-# --- locks ----------------------------------------------------------------------------------------------------
+# --- locks ----------------------------------------------------------------------------------------
 
 
 def granted(members: tuple[int, ...] = (0, 1, 2)) -> tuple[Lock, list[int]]:
@@ -335,7 +367,9 @@ def test_a_lost_holder_holds_nothing(in_turn):
 
 
 class FollowedLock:
-    """A lock, and what must hold of it by its own story: who asked when, who held it, whose turns are over."""
+    """A lock, and what must hold of it by its own story: who asked when, who held it, whose
+    turns are over.
+    """
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
@@ -353,7 +387,9 @@ class FollowedLock:
         return next((rank for rank in following if rank not in self.out), None)
 
     def eligible(self) -> list[tuple[int, bool]]:
-        return [(rank, in_turn) for rank, in_turn in self.waiting if not in_turn or rank == self.turn()]
+        return [
+            (rank, in_turn) for rank, in_turn in self.waiting if not in_turn or rank == self.turn()
+        ]
 
     def granted(self, rank: int) -> None:
         assert self.holder is None
@@ -402,7 +438,7 @@ def test_locks_exclude_each_other_keep_the_order_and_leave_nobody_waiting(chance
         assert followed.lock.holder == (followed.holder and followed.holder[0])
 
 
-# --- messages between two workers -----------------------------------------------------------------------------
+# --- messages between two workers -----------------------------------------------------------------
 
 
 def test_one_letter_is_under_way_at_a_time(answers):
@@ -422,7 +458,9 @@ def test_one_letter_is_under_way_at_a_time(answers):
 def test_what_was_not_handed_over_cannot_be_taken(answers):
     post = Post(answers)
     for _ in range(2):
-        with pytest.raises(WireError, match="rank 1 was handed nothing of rank 0 that it could have taken"):
+        with pytest.raises(
+            WireError, match="rank 1 was handed nothing of rank 0 that it could have taken"
+        ):
             post.taken(1, 0, "world")
         post.send(0, 1, "world", "letter")  # under way, but not handed over
         answers.take()
@@ -495,20 +533,28 @@ def test_letters_arrive_once_in_order_and_nobody_waits_for_the_lost(chance, work
             doing, peer = waits[rank]
             assert peer in alive
             if doing == "receive":
-                assert sent[peer, rank] == received[peer, rank]  # else there is something to receive
+                assert (
+                    sent[peer, rank] == received[peer, rank]
+                )  # else there is something to receive
             else:
-                assert sent[rank, peer] - 1 > received[rank, peer] or takes.get(peer) == rank  # one is under way
+                assert (
+                    sent[rank, peer] - 1 > received[rank, peer] or takes.get(peer) == rank
+                )  # one is under way
 
 
-# --- values ---------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 TENSORS = st.builds(
-    lambda dtype, shape, seed: torch.from_numpy(np.random.default_rng(seed).integers(0, 2, shape)).to(dtype),
+    lambda dtype, shape, seed: torch.from_numpy(
+        np.random.default_rng(seed).integers(0, 2, shape)
+    ).to(dtype),
     st.sampled_from(DTYPES),
     st.lists(st.integers(0, 3), max_size=4).map(tuple),
     st.integers(0, 9),
 )
-ARRAYS = TENSORS.filter(lambda tensor: tensor.dtype != torch.bfloat16).map(lambda tensor: tensor.numpy())
+ARRAYS = TENSORS.filter(lambda tensor: tensor.dtype != torch.bfloat16).map(
+    lambda tensor: tensor.numpy()
+)
 KEYS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=2).map(tuple),
@@ -554,7 +600,13 @@ def test_values_arrive_as_they_were(value):
 def test_arrays_of_any_memory_and_numbers_of_numpy_arrive_as_they_were():
     fixed = np.arange(4.0)
     fixed.flags.writeable = False
-    values = [fixed, np.arange(12).reshape(3, 4)[::2, ::-1], np.array(3), np.arange(3, dtype=">i4"), np.float64(0.5)]
+    values = [
+        fixed,
+        np.arange(12).reshape(3, 4)[::2, ::-1],
+        np.array(3),
+        np.arange(3, dtype=">i4"),
+        np.float64(0.5),
+    ]
     values += [np.float32(1.5), np.bool_(True), np.int8(-3), torch.arange(6).view(2, 3).T]
     for value in values:
         back = travelled(value)
@@ -583,7 +635,9 @@ def test_a_module_is_filled_into_the_receivers_own():
     back = travelled([sent, 3], [own, 4])[0]
     assert type(back) is Net
     assert back is not own
-    assert all(torch.equal(back.state_dict()[key], value) for key, value in sent.state_dict().items())
+    assert all(
+        torch.equal(back.state_dict()[key], value) for key, value in sent.state_dict().items()
+    )
     assert not torch.equal(own.layer.weight, sent.layer.weight)
 
 
@@ -626,9 +680,15 @@ def test_dataclasses_are_filled_into_the_receivers_own():
     assert (own.number, own.made) == (0, 0)
 
 
-@pytest.mark.parametrize("own", [None, Frozen(1), Plain, {"number": 1}], ids=["none", "other", "type", "dict"])
+@pytest.mark.parametrize(
+    "own", [None, Frozen(1), Plain, {"number": 1}], ids=["none", "other", "type", "dict"]
+)
 def test_a_dataclass_without_its_like_stays_a_dict(own):
-    assert travelled(Plain(3, torch.ones(1)), own) == {"number": 3, "tensor": torch.ones(1), "made": 0}
+    assert travelled(Plain(3, torch.ones(1)), own) == {
+        "number": 3,
+        "tensor": torch.ones(1),
+        "made": 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -649,7 +709,18 @@ JUNK = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["tensor", "array", "scalar", "bytes", "list", "tuple", "set", "dict", "module", "dataclass"]
+                [
+                    "tensor",
+                    "array",
+                    "scalar",
+                    "bytes",
+                    "list",
+                    "tuple",
+                    "set",
+                    "dict",
+                    "module",
+                    "dataclass",
+                ]
             )
             | st.sampled_from(["error", "other"]),
             inner,
@@ -677,7 +748,7 @@ def test_a_tree_of_very_many_levels_is_refused():
         decode(tree, [])
 
 
-# --- errors ---------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 class OurOwn(ValueError):
@@ -696,12 +767,24 @@ def error_travelled(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("raised", "kinds", "text"),
     [
-        (ZeroDivisionError("by zero"), (ZeroDivisionError,), "rank 2 raised ZeroDivisionError: by zero"),
+        (
+            ZeroDivisionError("by zero"),
+            (ZeroDivisionError,),
+            "rank 2 raised ZeroDivisionError: by zero",
+        ),
         (KeyError("key"), (KeyError, LookupError), "rank 2 raised KeyError: 'key'"),
         (OurOwn("bad"), (ValueError,), "rank 2 raised OurOwn: bad"),
-        (json.JSONDecodeError("bad", "doc", 0), (ValueError,), "rank 2 raised JSONDecodeError: bad: line 1 column 1"),
+        (
+            json.JSONDecodeError("bad", "doc", 0),
+            (ValueError,),
+            "rank 2 raised JSONDecodeError: bad: line 1 column 1",
+        ),
         (Picky(1, 2), (), "rank 2 raised Picky: (1, 2)"),
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), (), "rank 2 raised UnicodeDecodeError: 'utf-8' codec"),
+        (
+            UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+            (),
+            "rank 2 raised UnicodeDecodeError: 'utf-8' codec",
+        ),
         (ExceptionGroup("two", [ValueError()]), (), "rank 2 raised ExceptionGroup: two"),
         (SystemExit(3), (), "rank 2 raised SystemExit: 3"),
         (StopIteration(), (StopIteration,), "rank 2 raised StopIteration: "),
@@ -732,7 +815,9 @@ def test_what_a_program_raised_arrives_as_the_nearest_of_pythons_own(raised, kin
     ],
     ids=lambda error: type(error).__name__,
 )
-@pytest.mark.parametrize("cause", [None, ConnectionResetError("by peer")], ids=["alone", "with a cause"])
+@pytest.mark.parametrize(
+    "cause", [None, ConnectionResetError("by peer")], ids=["alone", "with a cause"]
+)
 def test_our_own_errors_arrive_as_what_they_are(error, cause):
     error.__cause__ = cause
     back = error_travelled(error)
@@ -751,7 +836,7 @@ def test_errors_of_any_attributes_and_lengths_can_be_told():
     assert 10_000 < len(str(back)) < 200_000
 
 
-# --- what a launcher hears ------------------------------------------------------------------------------------
+# --- what a launcher hears ------------------------------------------------------------------------
 
 
 def test_a_launcher_hears_how_the_run_ended():
@@ -764,7 +849,9 @@ def test_a_launcher_hears_how_the_run_ended():
         while not all(messenger.is_over for messenger in messengers):
             gathering.tick()
             assert [messenger.look(0.01) for messenger in messengers] == [None] * 3
-        assert [(lost.rank, lost.exit_code, lost.step) for lost in messengers[0].lost] == [(2, -9, 7)]
+        assert [(lost.rank, lost.exit_code, lost.step) for lost in messengers[0].lost] == [
+            (2, -9, 7)
+        ]
         results = gathering.results({"tensor": None, "model": Net()})
         assert torch.equal(results[0]["tensor"], torch.arange(3))
         assert isinstance(results[0]["model"], Net)
@@ -772,7 +859,9 @@ def test_a_launcher_hears_how_the_run_ended():
             messenger.close()
 
 
-@pytest.mark.parametrize("verdict", [{}, {"over": 3}, {"over": [3]}, {"failure": []}, {"over": [{}]}, {"failure": {}}])
+@pytest.mark.parametrize(
+    "verdict", [{}, {"over": 3}, {"over": [3]}, {"failure": []}, {"over": [{}]}, {"failure": {}}]
+)
 def test_a_verdict_that_is_none_is_refused(verdict):
     with serving() as served:
         messenger = Messenger(served.join("guardian", 1), 1)
@@ -784,7 +873,7 @@ def test_a_verdict_that_is_none_is_refused(verdict):
         messenger.close()
 
 
-# --- deadlocks ------------------------------------------------------------------------------------------------
+# --- deadlocks ------------------------------------------------------------------------------------
 
 
 def ask(line: Line, outcomes: dict[int, Any], do: str, waits_in: str, **more: Any) -> None:
@@ -797,7 +886,9 @@ def ask(line: Line, outcomes: dict[int, Any], do: str, waits_in: str, **more: An
 def in_parallel(*calls: Any) -> dict[int, Any]:
     """Each a line, and what to ask on it; what it came to, by rank."""
     outcomes: dict[int, Any] = {}
-    threads = [threading.Thread(target=ask, args=(line, outcomes), kwargs=more) for line, more in calls]
+    threads = [
+        threading.Thread(target=ask, args=(line, outcomes), kwargs=more) for line, more in calls
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -830,7 +921,10 @@ def test_a_deadlock_names_every_rank_its_call_and_its_line():
 
 
 def test_a_loss_may_end_a_wait_or_show_that_it_has_no_end():
-    for survivors_call, is_deadlock in [((BARRIER, BARRIER), False), ((RECEIVE | {"peer": 2}, BARRIER), True)]:
+    for survivors_call, is_deadlock in [
+        ((BARRIER, BARRIER), False),
+        ((RECEIVE | {"peer": 2}, BARRIER), True),
+    ]:
         with serving() as served:
             served.renew(3)
             lines = [served.line(rank) for rank in range(3)]
@@ -849,7 +943,9 @@ def test_nothing_is_a_deadlock_while_somebody_runs():
     with serving() as served:
         served.renew(2)
         lines = [served.line(rank) for rank in range(2)]
-        releasing = threading.Timer(0.3, lambda: lines[1].ask(**{**RECEIVE, "do": "send", "peer": 0, "letter": [0, 1]}))
+        releasing = threading.Timer(
+            0.3, lambda: lines[1].ask(**{**RECEIVE, "do": "send", "peer": 0, "letter": [0, 1]})
+        )
         releasing.start()
         assert in_parallel((lines[0], RECEIVE))[0] == {"letter": [0, 1]}
         releasing.join()
@@ -893,7 +989,7 @@ def test_the_last_loss_is_the_failure():
     assert coordinator.lost.keys() == {0, 1}
 
 
-# --- what torchrun says ---------------------------------------------------------------------------------------
+# --- what torchrun says ---------------------------------------------------------------------------
 
 ENVIRONMENT = {
     "RANK": "2",
@@ -906,7 +1002,12 @@ ENVIRONMENT = {
 
 def test_the_world_is_what_the_environment_says():
     world = World.read(ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"})
-    assert (world.rank, world.size, world.local_size, world.master) == (2, 4, 4, ("10.0.0.1", 29500))
+    assert (world.rank, world.size, world.local_size, world.master) == (
+        2,
+        4,
+        4,
+        ("10.0.0.1", 29500),
+    )
     assert world.host == "127.0.0.1"
 
 
@@ -916,11 +1017,15 @@ def test_a_missing_variable_is_named_in_one_line(name, value):
     environment = {key: text for key, text in ENVIRONMENT.items() if key != name}
     if value is not None:
         environment[name] = value
-    with pytest.raises(fs.InvalidField, match=f"'{name}' must be set, as torchrun does: torchrun ") as raised:
+    with pytest.raises(
+        fs.InvalidField, match=f"'{name}' must be set, as torchrun does: torchrun "
+    ) as raised:
         World.read(environment)
     assert "\n" not in str(raised.value)
 
 
 def test_an_interface_that_is_none_is_named():
-    with pytest.raises(fs.InvalidField, match="'GLOO_SOCKET_IFNAME' must be an interface .* .got 'mars0'."):
+    with pytest.raises(
+        fs.InvalidField, match="'GLOO_SOCKET_IFNAME' must be an interface .* .got 'mars0'."
+    ):
         World.read(ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "mars0"}).host

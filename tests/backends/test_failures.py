@@ -1,8 +1,9 @@
-"""Whatever goes wrong ends the run fast, with a typed error that names rank and cause, and leaves nothing behind.
+"""Whatever goes wrong ends the run fast, with a typed error that names rank and cause, and leaves
+nothing behind.
 
-That nothing is left behind (processes, threads, shared memory, descriptors) is checked around every test, by the
-fixture in conftest. Local runs here start a server of their own where the whole life of a launch matters.
-"""
+That nothing is left behind (processes, threads, shared memory, descriptors) is checked around every
+test, by the fixture in conftest. Local runs here start a server of their own where the whole life
+of a launch matters."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_an_exception_stops_all_and_is_raised_with_its_rank(launch, failure):
             raise ZeroDivisionError("two is wrong")
         comm.barrier()
 
-    with pytest.raises(ZeroDivisionError, match="rank 2 raised ZeroDivisionError: two is wrong") as raised:
+    with pytest.raises(
+        ZeroDivisionError, match="rank 2 raised ZeroDivisionError: two is wrong"
+    ) as raised:
         launch(program, 4)
     assert failure.since() < SOON
     assert isinstance(raised.value, fs.WorkerError)
@@ -218,7 +221,9 @@ def test_a_killed_worker_is_lost_within_two_seconds(where, failure):
 
     def program(comm):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.LocalSGD(period=1))
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.LocalSGD(period=1)
+        )
         shared = comm.shared("x", torch.zeros(1))
         for _ in range(7):
             loss = model(torch.ones(1, 1)).sum()
@@ -264,7 +269,9 @@ class Unreadable:
 
 
 def test_a_result_that_cannot_be_read_is_said(local):
-    with pytest.raises(fs.FlockstepError, match="what rank 0 returned cannot be read here: invalid literal"):
+    with pytest.raises(
+        fs.FlockstepError, match="what rank 0 returned cannot be read here: invalid literal"
+    ):
         fs.launch(lambda comm: Unreadable(), 1, local)
 
 
@@ -347,7 +354,9 @@ def test_a_script_that_is_killed_takes_its_workers_with_it(tmp_path):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         folder = tmp_path / str(number)
         folder.mkdir()
-        process = subprocess.Popen([sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True
+        )
         started.append((process, number, folder))
     for process, number, folder in started:
         while len(list(folder.glob("up-*"))) < 3 and process.poll() is None:
@@ -358,7 +367,9 @@ def test_a_script_that_is_killed_takes_its_workers_with_it(tmp_path):
         _, alive = psutil.wait_procs(family, timeout=SOON)
         _, errors = process.communicate(timeout=SOON)
         # An orphan that has ended is a zombie until the system's first process collects it.
-        assert not [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        assert not [
+            one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        ]
         if number == signal.SIGINT:
             assert "KeyboardInterrupt" in errors
 

@@ -74,7 +74,9 @@ def test_limited_address_space_is_enough():
         "resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))\n"
         "print(fs.launch(lambda comm: int(comm.all_reduce(torch.tensor(1))), 2, 'local'))\n"
     )
-    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[2, 2]"
 
 
@@ -132,7 +134,9 @@ def test_a_program_typed_into_an_interpreter_works():
         "def program(comm): return int(comm.all_reduce(torch.tensor(Net(1, comm.rank + 1).out_features)))\n"
         "print(fs.launch(program, 3, backend='local'))\n"
     )
-    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[6, 6, 6]"
 
 
@@ -166,7 +170,9 @@ def test_flat_parameters_live_in_shared_memory_and_are_exchanged_where_they_lie(
         model = torch.nn.Linear(10, 10)
         worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD())
         arena = comm._seat.arena
-        return all(arena.offset_of(t) is not None for t in (worker.flat.state, worker.flat.gradients))
+        return all(
+            arena.offset_of(t) is not None for t in (worker.flat.state, worker.flat.gradients)
+        )
 
     assert fs.launch(program, 2, local) == [True, True]
 
@@ -184,7 +190,9 @@ def test_the_clock_is_the_walls(local):
 
 
 def test_a_lock_outlives_no_holder(local):
-    """The kernel frees the lock of a process that ends, so one that forgets to is not in the way."""
+    """The kernel frees the lock of a process that ends, so one that forgets to is not in the
+    way.
+    """
 
     def program(comm):
         shared = comm.shared("x", torch.zeros(1))
@@ -200,7 +208,9 @@ def test_a_lock_outlives_no_holder(local):
 
 
 def test_a_lock_survives_what_else_is_closed(local):
-    """Record locks fall with any descriptor of their file; maps of the program's data have one, and are collected."""
+    """Record locks fall with any descriptor of their file; maps of the program's data have one,
+    and are collected.
+    """
 
     def program(comm):
         shared = comm.shared("x", torch.zeros(1))
@@ -246,7 +256,9 @@ def test_a_launcher_without_standard_streams_has_workers_that_print_nowhere(tmp_
         "    return comm.rank\n"
         "pathlib.Path(sys.argv[1]).write_text(repr(fs.launch(program, 2, 'local')))\n"
     )
-    subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", sys.executable, script, answer], check=True, timeout=60)
+    subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, script, answer], check=True, timeout=60
+    )
     assert answer.read_text() == "[0, 1]"
 
 
@@ -254,7 +266,9 @@ def test_output_that_nobody_takes_any_more_fails_no_worker_that_has_ended():
     script = "import flockstep as fs; assert fs.launch(lambda comm: print('x', end=''), 4, 'local') == [None] * 4"
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -1,8 +1,7 @@
 """Runs that go on when workers are lost: `on_failure="continue"`.
 
-Workers kill themselves at a step, at a line of this library, or are killed from outside at any moment. Where that is
-drawn at random the seed stands in the test's name.
-"""
+Workers kill themselves at a step, at a line of this library, or are killed from outside at any
+moment. Where that is drawn at random the seed stands in the test's name."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ FORKING = BACKENDS_THAT_LOSE[:2]  # a worker is replaced in no time; Ray's must 
 pytestmark = pytest.mark.timeout(150)
 
 
-# Ray runs the calls of torchrun: what is tested on it, too, is what it does by itself, and training.
+# Ray runs the calls of torchrun: what is tested on it, too, is what it does by itself, and
+# training.
 everywhere = pytest.mark.parametrize("lossy", BACKENDS_THAT_LOSE, indirect=True)
 
 
@@ -49,7 +49,9 @@ def die():
 
 
 def loss_of(backend, rank, exit_code, step):
-    """What is known of a lost worker. Only its parent learns how a process ended, and Ray's tells nobody."""
+    """What is known of a lost worker. Only its parent learns how a process ended, and Ray's
+    tells nobody.
+    """
     code = None if isinstance(backend, fs.Ray) else exit_code
     how = {None: "went away", -9: "was killed by SIGKILL"}.get(code, f"exited with {code}")
     return rank, code, step, f"rank {rank} {how} after step {step}"
@@ -60,10 +62,12 @@ def known_of(loss):
 
 
 def survivors_of(results):
-    return {rank: value for rank, value in enumerate(results) if not isinstance(value, fs.WorkerLost)}
+    return {
+        rank: value for rank, value in enumerate(results) if not isinstance(value, fs.WorkerLost)
+    }
 
 
-# --- what launch gives back -----------------------------------------------------------------------------------------
+# --- what launch gives back -----------------------------------------------------------------------
 
 
 @everywhere
@@ -117,7 +121,9 @@ def test_a_result_that_is_a_loss_is_a_result(lossy):
 
 
 def test_a_worker_that_is_lost_at_once_does_not_hold_up_the_start(lossy):
-    results = go_on(lambda comm: die() if comm.rank == 0 else comm.all_gather(torch.tensor(comm.rank)), 3, lossy)
+    results = go_on(
+        lambda comm: die() if comm.rank == 0 else comm.all_gather(torch.tensor(comm.rank)), 3, lossy
+    )
     assert [[int(part) for part in results[rank]] for rank in (1, 2)] == [[1, 2], [1, 2]]
 
 
@@ -137,7 +143,7 @@ def test_the_simulator_takes_it_too():
     assert go_on(lambda comm: comm.members, 3, "sim") == [(0, 1, 2)] * 3
 
 
-# --- calls ----------------------------------------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------------------
 
 
 def test_calls_are_those_of_the_survivors(lossy):
@@ -239,7 +245,7 @@ def test_a_turn_passes_over_who_was_lost_before_it_came(lossy):
         assert seen == [1, 3, 1, 3, 1, 3, 0, 0, 0]
 
 
-# --- deaths at any line, and at any moment --------------------------------------------------------------------------
+# --- deaths at any line, and at any moment --------------------------------------------------------
 
 
 def at_line(number, act):
@@ -275,7 +281,9 @@ def _broadcast(comm, k):
 
 
 CALLS = {
-    "all_reduce": lambda comm, k: comm.all_reduce(torch.full((70_000,), 2.0**comm.rank)).unique().tolist(),
+    "all_reduce": lambda comm, k: (
+        comm.all_reduce(torch.full((70_000,), 2.0**comm.rank)).unique().tolist()
+    ),
     "all_gather": lambda comm, k: [int(rank) for rank in comm.all_gather(torch.tensor(comm.rank))],
     "broadcast": _broadcast,
     "shared": _shared,
@@ -286,9 +294,9 @@ CALLS = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("call", CALLS)
 def test_who_dies_at_any_line_of_a_call_took_part_for_all_or_for_nobody(lossy, call, seed):
-    """Five workers die one after the other, each inside a call, while three see it through. One of these stalls inside
-    each call, until the others are through and the death is known: it must not come to another result.
-    """
+    """Five workers die one after the other, each inside a call, while three see it through. One of
+    these stalls inside each call, until the others are through and the death is known: it must not
+    come to another result."""
     draw = random.Random(f"{call} {seed}")
     lines = [(draw.randint(1, 60), draw.randint(1, 60)) for _ in range(5)]
 
@@ -350,7 +358,9 @@ class Killer(threading.Thread):
             os.kill(int(path.read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("lossy", "seed"), [*product(FORKING, range(6)), ("ray", 0)], indirect=["lossy"])
+@pytest.mark.parametrize(
+    ("lossy", "seed"), [*product(FORKING, range(6)), ("ray", 0)], indirect=["lossy"]
+)
 def test_collectives_are_uniform_while_workers_are_killed_from_outside(lossy, seed, tmp_path):
     draw = random.Random(seed)
     victims = draw.sample(range(5), 2)
@@ -389,7 +399,7 @@ def test_collectives_are_uniform_while_workers_are_killed_from_outside(lossy, se
     assert first[-1][1] == sorted(seen)
 
 
-# --- training -------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -437,7 +447,8 @@ STRATEGIES = [
     fs.LocalSGD(period=2),
     fs.SyncSGD(),
 ]
-# Ray replaces a worker with a new process, which takes seconds: a shared tensor, locks in turn, a collective, groups.
+# Ray replaces a worker with a new process, which takes seconds: a shared tensor, locks in turn, a
+# collective, groups.
 ON_RAY = [STRATEGIES[k] for k in (0, 1, 2, 6)]
 
 
@@ -460,7 +471,14 @@ def test_training_goes_on_without_the_lost(strategy, lossy, seed, tmp_path):
     steps = {rank: step + (moment == "on_gradients") for rank, (moment, step) in deaths.items()}
 
     result = fs.run(
-        "digits-mlp", Dying(strategy, deaths), 6, lossy, epochs=4, batch_size=27, seed=seed, on_failure="continue"
+        "digits-mlp",
+        Dying(strategy, deaths),
+        6,
+        lossy,
+        epochs=4,
+        batch_size=27,
+        seed=seed,
+        on_failure="continue",
     )
 
     assert {loss["rank"]: loss["step"] for loss in result.lost} == steps
@@ -477,7 +495,15 @@ def test_training_goes_on_without_the_lost(strategy, lossy, seed, tmp_path):
 
 def test_scores_outlive_the_worker_that_evaluated(lossy):
     deaths = {0: ("before_step", 11), 1: ("before_step", 20)}
-    result = fs.run("digits-mlp", Dying(fs.SyncSGD(), deaths), 4, lossy, epochs=3, batch_size=40, on_failure="continue")
+    result = fs.run(
+        "digits-mlp",
+        Dying(fs.SyncSGD(), deaths),
+        4,
+        lossy,
+        epochs=3,
+        batch_size=40,
+        on_failure="continue",
+    )
     assert [loss["rank"] for loss in result.lost] == [0, 1]
     assert all({"loss", "accuracy"} <= set(row) for row in result.history)
     assert [row["epoch"] for row in result.history] == [1, 2, 3]
@@ -486,7 +512,13 @@ def test_scores_outlive_the_worker_that_evaluated(lossy):
 def test_a_worker_lost_at_the_very_end_is_not_missed_by_the_others(lossy):
     deaths = {0: ("finish", 9)}
     result = fs.run(
-        "digits-mlp", Dying(fs.EASGD(period=3), deaths), 3, lossy, epochs=1, batch_size=54, on_failure="continue"
+        "digits-mlp",
+        Dying(fs.EASGD(period=3), deaths),
+        3,
+        lossy,
+        epochs=1,
+        batch_size=54,
+        on_failure="continue",
     )
     assert [(loss["rank"], loss["step"]) for loss in result.lost] == [(0, 9)]
     assert result.metrics["test_accuracy"] > 0.3
@@ -501,11 +533,15 @@ class One(nn.Module):
 
 
 def move(backend, strategy, workers, steps, deaths):
-    """Numbers that only the strategy moves, from 10r on worker r: (before, after finish) of each survivor."""
+    """Numbers that only the strategy moves, from 10r on worker r: (before, after finish) of each
+    survivor.
+    """
 
     def program(comm):
         model = One()
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), Dying(strategy, deaths))
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.0), Dying(strategy, deaths)
+        )
         with torch.no_grad():
             model.x.fill_(10.0 * comm.rank)
         for _ in range(steps):
@@ -524,7 +560,9 @@ def test_the_mean_is_that_of_the_survivors(lossy):
 
 @pytest.mark.parametrize("alpha", [None, 0.25])
 def test_the_centre_of_sync_easgd_is_pulled_by_those_who_took_part(lossy, alpha):
-    results = move(lossy, fs.EASGD(period=1, alpha=alpha, mode="sync"), 4, 5, {2: ("before_step", 3)})
+    results = move(
+        lossy, fs.EASGD(period=1, alpha=alpha, mode="sync"), 4, 5, {2: ("before_step", 3)}
+    )
     rate, centre, x = alpha or 0.9 / 4, 0.0, [0.0, 10.0, 20.0, 30.0]
     for step in range(5):
         pulls = [rate * (value - centre) for value in x]
@@ -560,7 +598,9 @@ def test_a_group_without_its_representative_has_another(lossy, representative):
 def test_independent_is_represented_by_the_next_best_when_the_best_is_lost(lossy):
     def program(comm):
         model = One()
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent()
+        )
         with torch.no_grad():
             model.x.fill_(10.0 * comm.rank)
         worker.step([3.0, 2.0, 0.5, 1.0][comm.rank])

@@ -1,4 +1,6 @@
-"""How launchers find each other: where the store is, and what becomes of one that goes too early."""
+"""How launchers find each other: where the store is, and what becomes of one that goes too
+early.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from flockstep.backends.torchrun import World
 
 
 class Store:
-    """What launchers use of torch's store. One who sets the key `last` does not live to see more."""
+    """What launchers use of torch's store. One who sets the key `last` does not live to see
+    more.
+    """
 
     def __init__(self, last: str | None = None) -> None:
         self._values: dict[str, str] = {}
@@ -56,7 +60,10 @@ TWO_HOSTS = {"WORLD_SIZE": "2", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "l
 @pytest.mark.parametrize(
     ("variables", "address"),
     [
-        ({"RANK": "0", "MASTER_ADDR": "127.0.1.1"}, "127.0.0.1"),  # what its own name may mean to rank 0 alone
+        (
+            {"RANK": "0", "MASTER_ADDR": "127.0.1.1"},
+            "127.0.0.1",
+        ),  # what its own name may mean to rank 0 alone
         ({"RANK": "0", "MASTER_ADDR": "127.0.1.1", "LOCAL_WORLD_SIZE": "2"}, "127.0.1.1"),
         ({"RANK": "0", "MASTER_ADDR": "10.0.0.1"}, "10.0.0.1"),
         ({"RANK": "0", "MASTER_ADDR": "first", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "first"),

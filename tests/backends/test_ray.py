@@ -1,4 +1,6 @@
-"""What is particular to Ray: what is started and stopped, where workers and shared tensors are, what is kept."""
+"""What is particular to Ray: what is started and stopped, where workers and shared tensors are,
+what is kept.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,16 @@ def test_without_ray_the_error_says_what_to_install(tmp_path):
         for path in packages.iterdir():
             if not path.name.startswith(("ray", "__editable__")):
                 (tmp_path / path.name).symlink_to(path)
-    code = "import flockstep as fs\nfrom flockstep.backends.ray import Ray\nfs.launch(print, 2, Ray())"
+    code = (
+        "import flockstep as fs\nfrom flockstep.backends.ray import Ray\nfs.launch(print, 2, Ray())"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
-    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stderr.endswith("FlockstepError: the Ray backend needs Ray: pip install 'flockstep[ray]'\n")
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stderr.endswith(
+        "FlockstepError: the Ray backend needs Ray: pip install 'flockstep[ray]'\n"
+    )
 
 
 ALONE = """
@@ -89,8 +97,10 @@ def test_ray_is_started_on_loopback_and_leaves_nothing_behind(tmp_path):
     # Unix sockets have short names, so Ray's folder cannot lie in a deep one.
     with tempfile.TemporaryDirectory() as temporary:
         environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": temporary}
-        done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
-        left = os.listdir(temporary)  # noqa: PTH208
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True
+        )
+        left = os.listdir(temporary)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["line 0", "line 1"]
     assert sorted(done.stderr.splitlines()) == ["line 0", "line 1"]
@@ -110,7 +120,10 @@ def test_a_launcher_that_is_stopped_stops_ray(tmp_path):
     with ExitStack() as stack:
         started = []
         for number in (signal.SIGINT, signal.SIGTERM):
-            temporary, mark = stack.enter_context(tempfile.TemporaryDirectory()), tmp_path / str(number)
+            temporary, mark = (
+                stack.enter_context(tempfile.TemporaryDirectory()),
+                tmp_path / str(number),
+            )
             command = [sys.executable, "-c", code.replace("sys.argv[1]", repr(str(mark)))]
             environment = {**os.environ, "TMPDIR": temporary}
             process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
@@ -123,8 +136,10 @@ def test_a_launcher_that_is_stopped_stops_ray(tmp_path):
             process.send_signal(number)
             assert process.wait(SOON) != 0
             _, alive = psutil.wait_procs(family, timeout=SOON)
-            assert not [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-            assert os.listdir(temporary) == []  # noqa: PTH208
+            assert not [
+                one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+            ]
+            assert os.listdir(temporary) == []
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +156,12 @@ def two_hosts():
     }
     pipe = subprocess.PIPE
     hosts = subprocess.Popen(
-        [sys.executable, "-m", "tests.ray_hosts", "4"], env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True
+        [sys.executable, "-m", "tests.ray_hosts", "4"],
+        env=environment,
+        cwd=ROOT,
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
     )
     environment["RAY_ADDRESS"] = hosts.stdout.readline().strip()
     client = [sys.executable, "-m", "tests.ray_client"]
@@ -154,7 +174,9 @@ def two_hosts():
 def test_a_cluster_that_is_joined_lives_on(two_hosts):
     hosts, environment, _ = two_hosts
     code = "import ray; ray.init(logging_level='ERROR'); print(len([n for n in ray.nodes() if n['Alive']]))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert (done.stdout.strip(), hosts.poll()) == ("2", None)
 
 
@@ -207,7 +229,9 @@ def test_a_worker_that_was_killed_is_replaced(ray):
 def test_shared_tensors_lie_at_two_homes_whose_memory_workers_of_the_host_map(ray):
     def program(comm):
         shared = comm.shared("x", torch.zeros(1001))
-        return [type(part) is MappedPart for part in shared._parts], [len(part.value) for part in shared._parts]
+        return [type(part) is MappedPart for part in shared._parts], [
+            len(part.value) for part in shared._parts
+        ]
 
     assert fs.launch(program, 2, ray) == [([True, True], [500, 501])] * 2
 
@@ -253,7 +277,11 @@ def test_memory_of_shared_tensors_is_freed_after_the_run(ray):
         comm.shared("x", torch.zeros(1_000_000))
 
     def held():
-        homes = [process for process in psutil.process_iter(["name"]) if "HomeActor" in process.info["name"]]
+        homes = [
+            process
+            for process in psutil.process_iter(["name"])
+            if "HomeActor" in process.info["name"]
+        ]
         paths = [path for home in homes for path in Path(f"/proc/{home.pid}/fd").iterdir()]
         return [path for path in paths if "memfd:flockstep" in str(path.readlink())]
 
@@ -299,11 +327,12 @@ def test_the_programs_data_is_each_workers_own(ray):
 
 
 def test_resources_that_no_host_has_are_an_error():
-    code = (
-        "import flockstep as fs\nfrom flockstep.backends.ray import Ray\nfs.launch(print, 2, Ray(resources={'x': 1}))"
-    )
+    code = "import flockstep as fs\nfrom flockstep.backends.ray import Ray\nfs.launch(print, 2, Ray(resources={'x': 1}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "FlockstepError: Ray has no room for 2 workers with {'x': 1} each, 1 to a host, within 5 s" in done.stderr
+    assert (
+        "FlockstepError: Ray has no room for 2 workers with {'x': 1} each, 1 to a host, within 5 s"
+        in done.stderr
+    )
 
 
 def test_a_view_travels_without_what_it_is_a_view_of():

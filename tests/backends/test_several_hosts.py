@@ -1,4 +1,6 @@
-"""Workers on several hosts, started by torchrun as on real machines: each host is a network namespace."""
+"""Workers on several hosts, started by torchrun as on real machines: each host is a network
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tests.namespaces import Host, Hosts, Started
 import flockstep as fs
 
 WHY_NOT = namespaces.why_not()
-pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)), pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+    pytest.mark.timeout(400),
+]
 
 SCRIPT = str(Path(namespaces.__file__).with_name("on_every_host.py"))
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -35,12 +40,16 @@ def hosts() -> Iterator[list[Host]]:
     assert not set(namespaces.run("ip", "-oneline", "link").splitlines()) - links
 
 
-def start(hosts: list[Host], folder: Path, *program: str, per_host: int = 1, **environment: str) -> list[Started]:
+def start(
+    hosts: list[Host], folder: Path, *program: str, per_host: int = 1, **environment: str
+) -> list[Started]:
     """The command that a user types on each of the hosts."""
     shape = ["--nnodes", str(len(hosts)), "--nproc-per-node", str(per_host)]
     master = ["--master-addr", hosts[0].address, "--master-port", "29500"]
     return [
-        host.start(folder, TORCHRUN, *shape, "--node-rank", str(index), *master, *program, **environment)
+        host.start(
+            folder, TORCHRUN, *shape, "--node-rank", str(index), *master, *program, **environment
+        )
         for index, host in enumerate(hosts)
     ]
 
@@ -56,7 +65,12 @@ def wait_for(holds: Callable[[], Any], seconds: float, what: str, started: list[
 
 def end(hosts: list[Host], started: list[Started]) -> list[str]:
     """What each host printed, when all have ended well and left nothing running."""
-    wait_for(lambda: all(each.process.poll() is not None for each in started), START_SECONDS, "the end", started)
+    wait_for(
+        lambda: all(each.process.poll() is not None for each in started),
+        START_SECONDS,
+        "the end",
+        started,
+    )
     for each in started:
         assert each.process.returncode == 0, each.err.read_text()
     assert not any(host.pids() for host in hosts)
@@ -70,11 +84,15 @@ def outcome(started: list[Started], rank: int, scene: str, seconds: float) -> di
         said = [json.loads(line) for line in started[rank].lines()]
         return next((line for line in said if line["scene"] == scene), None)
 
-    found: dict[str, Any] = wait_for(find, seconds, f"rank {rank}'s outcome of {scene}", [started[rank]])
+    found: dict[str, Any] = wait_for(
+        find, seconds, f"rank {rank}'s outcome of {scene}", [started[rank]]
+    )
     return found
 
 
-def simulated(strategy: fs.Strategy[Any], workers: int, seed: int = 0, epochs: int = 3) -> dict[str, float]:
+def simulated(
+    strategy: fs.Strategy[Any], workers: int, seed: int = 0, epochs: int = 3
+) -> dict[str, float]:
     return fs.run("digits-mlp", strategy, workers=workers, epochs=epochs, seed=seed).metrics
 
 
@@ -107,13 +125,18 @@ def test_three_hosts_train_as_the_simulator_does(hosts, tmp_path):
     assert others == ["", ""], "rank 0 prints, and nobody else"
 
     figures, expected = json.loads(first)["metrics"], simulated(fs.SyncSGD(), 3)
-    assert {name: figures[name] for name in SAME} == pytest.approx({name: expected[name] for name in SAME}, rel=1e-6)
+    assert {name: figures[name] for name in SAME} == pytest.approx(
+        {name: expected[name] for name in SAME}, rel=1e-6
+    )
     crossed = sum(host.sent_bytes() for host in hosts) - before
     assert crossed >= figures["bytes_sent"], "what is counted has really left the hosts"
 
     for host, torchrun, seen in zip(hosts, started, listeners, strict=True):
-        # torchrun's own store listens on all interfaces: that is torch's, in the process that was started here.
-        assert_own_address_only(host, {(address, pid) for address, pid in seen if pid != torchrun.process.pid})
+        # torchrun's own store listens on all interfaces: that is torch's, in the process that was
+        # started here.
+        assert_own_address_only(
+            host, {(address, pid) for address, pid in seen if pid != torchrun.process.pid}
+        )
 
 
 def test_the_variables_alone_are_enough(hosts, tmp_path):
@@ -121,19 +144,25 @@ def test_the_variables_alone_are_enough(hosts, tmp_path):
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
     # Long enough for its listeners to be seen on a busy machine.
     command = (sys.executable, *RUN, "local_sgd", "--set", "period=8", "--epochs", "20")
-    started = [host.start(tmp_path, *command, **world, RANK=str(rank)) for rank, host in enumerate(hosts)]
+    started = [
+        host.start(tmp_path, *command, **world, RANK=str(rank)) for rank, host in enumerate(hosts)
+    ]
     listeners = watch_listeners(hosts, started)
     first, second = end(hosts, started)
     assert second == ""
     figures, expected = json.loads(first)["metrics"], simulated(fs.LocalSGD(period=8), 2, epochs=20)
-    assert {name: figures[name] for name in SAME} == pytest.approx({name: expected[name] for name in SAME}, rel=1e-6)
+    assert {name: figures[name] for name in SAME} == pytest.approx(
+        {name: expected[name] for name in SAME}, rel=1e-6
+    )
     for host, seen in zip(hosts, listeners, strict=True):
         assert_own_address_only(host, seen)
 
 
 def assert_own_address_only(host: Host, listeners: set[tuple[str, int]]) -> None:
     assert {address for address, _ in listeners} <= {host.address, "127.0.0.1"}
-    assert len({pid for address, pid in listeners if address == host.address}) == 2, "a launcher, its worker's gloo"
+    assert len({pid for address, pid in listeners if address == host.address}) == 2, (
+        "a launcher, its worker's gloo"
+    )
 
 
 def watch_listeners(hosts: list[Host], started: list[Started]) -> list[set[tuple[str, int]]]:
@@ -158,7 +187,9 @@ def test_two_processes_on_each_of_two_hosts_learn_as_well_as_in_the_simulator(ho
     assert printed["workers"] == 4
     accuracies = [simulated(fs.EAWild(period=4), 4, seed)["test_accuracy"] for seed in range(8)]
     noise = max(4 * statistics.stdev(accuracies), 0.02)
-    assert printed["metrics"]["test_accuracy"] == pytest.approx(statistics.fmean(accuracies), abs=noise)
+    assert printed["metrics"]["test_accuracy"] == pytest.approx(
+        statistics.fmean(accuracies), abs=noise
+    )
 
 
 @pytest.mark.parametrize("lose", [Host.kill, Host.cut_off], ids=["killed", "cut off"])
@@ -168,7 +199,9 @@ def test_hosts_are_lost(hosts, tmp_path, lose):
 
     def lose_while_running(scene: str, rank: int, workers: int) -> float:
         running = [tmp_path / f"{scene} {each}" for each in range(workers)]
-        wait_for(lambda: all(path.exists() for path in running), START_SECONDS, f"scene {scene}", started)
+        wait_for(
+            lambda: all(path.exists() for path in running), START_SECONDS, f"scene {scene}", started
+        )
         began = time.time()
         lose(hosts[rank])
         return began
@@ -182,7 +215,9 @@ def test_hosts_are_lost(hosts, tmp_path, lose):
         assert said["replicas"] == (3 if rank == 0 else 1)
         assert said["metrics"]["test_accuracy"] > 0.85
 
-    assert (tmp_path / "go_on 0").read_text() == "1\n", "a host has one core here, and its worker one thread"
+    assert (tmp_path / "go_on 0").read_text() == "1\n", (
+        "a host has one core here, and its worker one thread"
+    )
 
     for workers, lost, left in ((3, 2, (0, 1)), (2, 0, (1,))):
         lost_at = lose_while_running(f"stop {workers}", lost, workers)
@@ -192,8 +227,11 @@ def test_hosts_are_lost(hosts, tmp_path, lose):
             assert said["at"] - lost_at < NOTICE_SECONDS
         if lose is Host.cut_off:  # it is alive, and hears from nobody
             said = outcome(started, lost, f"stop-of-{workers}", 30)
-            assert (said["error"], said["at"] - lost_at < NOTICE_SECONDS) == ("WorkerLost", True), said
+            assert (said["error"], said["at"] - lost_at < NOTICE_SECONDS) == ("WorkerLost", True), (
+                said
+            )
 
-    # Nothing of ours is left on a host that is still there; what waits there for the lost ones is torchrun itself.
+    # Nothing of ours is left on a host that is still there; what waits there for the lost ones is
+    # torchrun itself.
     torchrun = started[1].process.pid
     wait_for(lambda: hosts[1].pids() <= {torchrun}, 10, "the end of all processes", [started[1]])

@@ -24,7 +24,9 @@ RUN, TOKEN = secrets.token_bytes(16), secrets.token_bytes(32)
 def service() -> Service:
     """What a launcher has for the parts that live with it."""
     homes = Homes()
-    return Service("127.0.0.1", RUN, TOKEN, {"tensors": lambda connection, _: homes.serve(connection)})
+    return Service(
+        "127.0.0.1", RUN, TOKEN, {"tensors": lambda connection, _: homes.serve(connection)}
+    )
 
 
 @pytest.fixture
@@ -39,13 +41,19 @@ def homes() -> Iterator[list[ExitStack]]:
         yield closers
 
 
-def shared_by(homes: list[Any], stack: ExitStack, continues: bool, like: torch.Tensor) -> ShardedTensor:
-    """The shared tensor as the worker of rank 0 sees it. It has no line: nobody takes a lock here."""
+def shared_by(
+    homes: list[Any], stack: ExitStack, continues: bool, like: torch.Tensor
+) -> ShardedTensor:
+    """The shared tensor as the worker of rank 0 sees it. It has no line: nobody takes a lock
+    here.
+    """
     line: Any = SimpleNamespace(rank=0)
     peers = Peers(Directory(tuple(home.address for home in homes), RUN, TOKEN), 0, line)
     stack.callback(lambda: [connection.close() for connection in peers._connections.values()])
     station: Any = Station(line, None, 0, continues, None, None)  # type: ignore[arg-type]
-    return ShardedTensor(ClusterComm(station, "world", RANKS), peers, "centre", like, None, is_first=True)
+    return ShardedTensor(
+        ClusterComm(station, "world", RANKS), peers, "centre", like, None, is_first=True
+    )
 
 
 @pytest.mark.parametrize("losses", [(3, 2), (2, 3), (1, 0), (0, 1, 2), (3, 2, 1)], ids=str)
@@ -68,6 +76,8 @@ def test_the_loss_of_a_home_ends_a_run_that_must_stop(homes):
     with ExitStack() as stack:
         centre = shared_by(homes, stack, False, torch.arange(10.0))
         homes[2].close()
-        with pytest.raises(fs.WorkerLost, match="home of a part of shared 'centre', is gone") as caught:
+        with pytest.raises(
+            fs.WorkerLost, match="home of a part of shared 'centre', is gone"
+        ) as caught:
             centre.read()
         assert caught.value.rank == 2

@@ -26,7 +26,9 @@ STRATEGIES = [
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
+        self.layers = nn.Sequential(
+            nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -39,7 +41,10 @@ def fingerprint(strategy, dropout, seed=0, lanes=1):
         model=Dropping if dropout else lambda: nn.Linear(64, 10),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
         loss=fs.classification_loss,
-        train=(torch.randn(200, 64, generator=torch.Generator().manual_seed(5)), torch.arange(200) % 10),
+        train=(
+            torch.randn(200, 64, generator=torch.Generator().manual_seed(5)),
+            torch.arange(200) % 10,
+        ),
         test=(torch.zeros(10, 64), torch.arange(10)),
         metric=fs.classification_accuracy,
     )
@@ -79,7 +84,9 @@ def test_another_process_gives_the_same_bits():
         "from tests.backends.test_sim_determinism import fingerprint\n"
         "print(fingerprint(fs.EAWild(), True, lanes=2), fingerprint(fs.SyncSGD(), False, lanes=2))"
     )
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    there = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+    )
     here = [fingerprint(fs.EAWild(), True), fingerprint(fs.SyncSGD(), False)]
     assert there.stdout.split() == here
 
@@ -122,7 +129,9 @@ def test_the_callers_generator_and_threads_are_left_as_they_were():
 
 def _late_drawer(comm):
     model = nn.Linear(2, 1)
-    worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.LocalSGD(period=1))
+    worker = fs.Worker(
+        comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.LocalSGD(period=1)
+    )
     for step in range(4):
         noise = torch.rand(()) if step == 2 else 0.0
         loss = model(torch.ones(1, 2)).sum() + noise
@@ -144,7 +153,9 @@ def test_two_lanes_really_run_two_workers_at_once():
 
     def program(comm):
         model = nn.Linear(2, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent()
+        )
         for step in range(2):
             loss = model(torch.ones(1, 2)).sum()
             loss.backward()

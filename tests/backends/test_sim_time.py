@@ -53,11 +53,15 @@ def test_sync_sgd_takes_the_closed_form(lanes):
 
 def test_local_sgd_pays_once_a_period():
     got = train(fs.LocalSGD(period=5), 20, workers=W, compute=fs.Compute(0.01))
-    assert got == pytest.approx([20 * 0.01 + 4 * costs.all_reduce_seconds(NETWORK, W, N)] * W, rel=1e-14)
+    assert got == pytest.approx(
+        [20 * 0.01 + 4 * costs.all_reduce_seconds(NETWORK, W, N)] * W, rel=1e-14
+    )
 
 
 def test_independent_workers_pay_nothing_until_the_end():
-    assert train(fs.Independent(), 20, workers=W, compute=fs.Compute(0.01)) == pytest.approx([0.2] * W, rel=1e-14)
+    assert train(fs.Independent(), 20, workers=W, compute=fs.Compute(0.01)) == pytest.approx(
+        [0.2] * W, rel=1e-14
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,9 @@ def test_a_message_arrives_a_transfer_after_it_was_sent():
             comm.send(torch.zeros(0), 3) if comm.rank == 2 else comm.recv(torch.zeros(0), 2)
 
     transfer = ALPHA + N / RATE
-    assert clocks(program, 4) == pytest.approx([1 + transfer, 1 + transfer, 2 + ALPHA, 2 + ALPHA], rel=1e-14)
+    assert clocks(program, 4) == pytest.approx(
+        [1 + transfer, 1 + transfer, 2 + ALPHA, 2 + ALPHA], rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -105,7 +111,9 @@ def test_a_slow_worker_sets_the_pace_of_sync_sgd_but_not_of_ea_wild(lanes):
     blend = 2 * (ALPHA + N / RATE)
     assert wild[3] >= 50 * 0.02
     for rank in set(range(W)) - {3}:
-        assert wild[rank] <= 50 * 0.01 + 5 * W * blend  # its own computing, and at worst a full queue each time
+        assert (
+            wild[rank] <= 50 * 0.01 + 5 * W * blend
+        )  # its own computing, and at worst a full queue each time
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -121,7 +129,9 @@ def test_sixteen_workers_queue_on_a_slow_home_link(lanes):
         [0.01 + (rank + 1) * 0.04 for rank in range(16)], rel=1e-14
     )
     pulls = 4
-    wild = train(fs.EAWild(), pulls, workers=16, network=slow_link, compute=fs.Compute(0.01), lanes=lanes)
+    wild = train(
+        fs.EAWild(), pulls, workers=16, network=slow_link, compute=fs.Compute(0.01), lanes=lanes
+    )
     # The link is busy from the first pull on: 16 workers × 4 pulls × 0.08 s, one after the other.
     assert max(wild) == pytest.approx(0.01 + 16 * pulls * 0.08, rel=1e-12)
 
@@ -145,7 +155,9 @@ def test_the_lock_is_given_in_the_order_of_asking():
             comm.elapse(1.0)
         return comm.now()
 
-    assert fs.launch(program, 4, network=fs.Network.preset("ideal")) == pytest.approx([4.0, 1.0, 3.0, 2.0])
+    assert fs.launch(program, 4, network=fs.Network.preset("ideal")) == pytest.approx(
+        [4.0, 1.0, 3.0, 2.0]
+    )
 
 
 def test_easgd_takes_turns_at_the_pace_of_the_slowest():
@@ -172,7 +184,9 @@ def test_jitter_is_seeded_and_of_mean_one():
 def test_measured_steps_take_real_time():
     def program(comm):
         model = torch.nn.Linear(300, 300)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.01), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.01), fs.Independent()
+        )
         for _ in range(5):
             loss = model(torch.ones(50, 300)).square().mean()
             loss.backward()
@@ -183,7 +197,10 @@ def test_measured_steps_take_real_time():
 
 
 def test_households_talk_on_the_inner_link():
-    inner, outer = fs.Link(0.0, 4e5), fs.Network(0.5, math.inf, inside=fs.Link(0.0, 4e5), household_size=2)
+    inner, outer = (
+        fs.Link(0.0, 4e5),
+        fs.Network(0.5, math.inf, inside=fs.Link(0.0, 4e5), household_size=2),
+    )
     assert outer.between((2, 3)) == inner
     assert outer.between((1, 2)) is outer
 
@@ -197,7 +214,9 @@ def test_households_talk_on_the_inner_link():
 
 
 def test_background_work_takes_the_time_that_is_left_of_it():
-    """An all-reduce of two workers is two messages of a second: during 0.5 s of computing, or 5 s."""
+    """An all-reduce of two workers is two messages of a second: during 0.5 s of computing, or 5
+    s.
+    """
 
     def program(comm):
         for seconds in (0.5, 5.0):
@@ -217,5 +236,7 @@ def test_shared_tensors_cannot_be_used_in_the_background():
         with comm.in_background():
             shared.read()
 
-    with pytest.raises(fs.FlockstepError, match=r"rank \d: read of shared 'value' cannot be in the background"):
+    with pytest.raises(
+        fs.FlockstepError, match=r"rank \d: read of shared 'value' cannot be in the background"
+    ):
         fs.launch(program, 2)

@@ -1,4 +1,6 @@
-"""The wire between hosts: what fits goes through whole, what does not is refused, whoever sends it."""
+"""The wire between hosts: what fits goes through whole, what does not is refused, whoever sends
+it.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +63,16 @@ def served():
 
 
 def peak() -> int:
-    """The most memory, in bytes, that this process has ever asked the system for, touched or not."""
+    """The most memory, in bytes, that this process has ever asked the system for, touched or
+    not.
+    """
     text = Path("/proc/self/status").read_text()
     return int(text.split("VmPeak:")[1].split()[0]) * 1024
 
 
-def ask(connection: Connection, header: Header, tensor: torch.Tensor | None = None) -> torch.Tensor | None:
+def ask(
+    connection: Connection, header: Header, tensor: torch.Tensor | None = None
+) -> torch.Tensor | None:
     connection.send(header, b"" if tensor is None else raw(tensor))
     answer = connection.header()
     if answer is None or answer.kind == REFUSED:
@@ -89,7 +95,7 @@ def goes_on(served: Serving) -> None:
     assert not served.deaths, served.deaths[0]
 
 
-# --- what goes through ----------------------------------------------------------------------------------------
+# --- what goes through ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,7 +122,9 @@ HEADERS = st.builds(
     length=st.integers(0, wire.MAX_MESSAGE_BYTES),
     number=st.floats(allow_nan=False),
 ) | st.builds(
-    lambda kind, run, dtype, shape, number: of(kind, run, "part", torch.empty(shape, dtype=dtype), number),
+    lambda kind, run, dtype, shape, number: of(
+        kind, run, "part", torch.empty(shape, dtype=dtype), number
+    ),
     kind=st.sampled_from(wire.WITH_TENSOR),
     run=st.binary(min_size=16, max_size=16),
     dtype=st.sampled_from(DTYPES),
@@ -136,7 +144,9 @@ def test_headers_come_back_as_they_were(header):
 def test_the_format_of_a_header_is_fixed():
     header = Header(WRITE, b"r" * 16, "näme", torch.int16, (2, 3), 12, 0.5)
     name = "näme".encode()
-    assert header.pack() == frame(WRITE, b"r" * 16, name=name, dtype=6, shape=(2, 3), length=12, number=0.5)
+    assert header.pack() == frame(
+        WRITE, b"r" * 16, name=name, dtype=6, shape=(2, 3), length=12, number=0.5
+    )
     assert LAYOUT.size == 167
 
 
@@ -158,7 +168,7 @@ def test_a_message_too_long_for_the_receiver_is_not_sent(served):
     connection.close()
 
 
-# --- who is let in --------------------------------------------------------------------------------------------
+# --- who is let in --------------------------------------------------------------------------------
 
 
 def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
@@ -191,7 +201,13 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
     ids=lambda value: value if isinstance(value, str) else "-",
 )
 def test_who_does_not_belong_is_refused_and_logged_with_its_address(served, caplog, change, reason):
-    said: dict[str, Any] = {"kind": HELLO, "run": served.run, "payload": served.token, "name": b"tensors", **change}
+    said: dict[str, Any] = {
+        "kind": HELLO,
+        "run": served.run,
+        "payload": served.token,
+        "name": b"tensors",
+        **change,
+    }
     with served.stranger() as stranger:
         stranger.send(frame(**said))
         assert stranger.refusal() == reason
@@ -216,15 +232,24 @@ def test_a_rank_that_nobody_awaits_is_refused(served, caplog):
 
 def test_the_right_token_of_another_run_opens_nothing(caplog):
     with serving() as one, serving() as other:
-        for run, token, reason in [(one.run, other.token, "wrong token"), (other.run, one.token, "another run")]:
+        for run, token, reason in [
+            (one.run, other.token, "wrong token"),
+            (other.run, one.token, "another run"),
+        ]:
             with pytest.raises(WireError, match=f"refused rank 3: .*{reason}"):
                 connect(one.service.address, run, token, "tensors", 3, SECONDS)
 
 
 def test_nobody_is_told_a_secret(served, caplog, capfd):
-    """Neither token nor run reach a stranger, a log, an error or what Python prints of an object."""
+    """Neither token nor run reach a stranger, a log, an error or what Python prints of an
+    object.
+    """
     heard = b""
-    for said in (b"x" * 500, frame(HELLO, bytes(16), served.token), frame(HELLO, served.run, bytes(32))):
+    for said in (
+        b"x" * 500,
+        frame(HELLO, bytes(16), served.token),
+        frame(HELLO, served.run, bytes(32)),
+    ):
         with served.stranger() as stranger:
             stranger.send(said)
             stranger.hang_up()
@@ -232,10 +257,21 @@ def test_nobody_is_told_a_secret(served, caplog, capfd):
                 assert kind == REFUSED
                 heard += payload + (run if said[7:23] != served.run else b"")
     with pytest.raises(WireError) as raised:
-        connect(served.service.address, served.run, bytes(reversed(served.token)), "worker", 0, SECONDS)
+        connect(
+            served.service.address, served.run, bytes(reversed(served.token)), "worker", 0, SECONDS
+        )
     connection = served.join("tensors")
-    things = [served.service, served.coordinator, served.homes, connection, connection.socket, raised.value]
-    ticket = fs.backends.cluster.Ticket(0, 1, 0, "stop", ("h", 1), ("h", 1), served.run, served.token, "h")
+    things = [
+        served.service,
+        served.coordinator,
+        served.homes,
+        connection,
+        connection.socket,
+        raised.value,
+    ]
+    ticket = fs.backends.cluster.Ticket(
+        0, 1, 0, "stop", ("h", 1), ("h", 1), served.run, served.token, "h"
+    )
     text = "".join(map(repr, [*things, ticket])) + caplog.text + "".join(capfd.readouterr())
     connection.close()
     assert "wrong token" in caplog.text
@@ -263,7 +299,9 @@ def test_run_and_token_are_compared_in_constant_time(served, monkeypatch):
     assert compared == [{served.run}, {b"t" * 32, served.token}, {b"r" * 16, served.run}]
 
 
-@pytest.mark.parametrize("module", [wire, service_module], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "module", [wire, service_module], ids=lambda module: module.__name__.split(".")[-1]
+)
 def test_secrets_are_compared_in_no_other_way(module):
     tree = ast.parse(Path(module.__file__).read_text())
     for compare in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
@@ -274,7 +312,8 @@ def test_secrets_are_compared_in_no_other_way(module):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_a_service_never_listens_on_all_addresses(host):
     with pytest.raises(
-        fs.InvalidField, match=f"'host' must be one address of this host, not all of them .got '{host}'"
+        fs.InvalidField,
+        match=f"'host' must be one address of this host, not all of them .got '{host}'",
     ):
         Service(host, bytes(16), bytes(32), {})
 
@@ -282,10 +321,12 @@ def test_a_service_never_listens_on_all_addresses(host):
 def test_a_service_listens_where_it_was_told_and_nowhere_else(served):
     port = served.service.address[1]
     mine = psutil.Process().net_connections()
-    assert [kept.laddr.ip for kept in mine if kept.status == "LISTEN" and kept.laddr.port == port] == ["127.0.0.1"]
+    assert [
+        kept.laddr.ip for kept in mine if kept.status == "LISTEN" and kept.laddr.port == port
+    ] == ["127.0.0.1"]
 
 
-# --- what comes of nonsense -----------------------------------------------------------------------------------
+# --- what comes of nonsense -----------------------------------------------------------------------
 
 
 def test_random_bytes_are_refused(served):
@@ -305,8 +346,12 @@ def test_random_bytes_are_refused(served):
 
 
 NUMBERS = st.sampled_from([0, 1, 2, 7, 8, 9, 31, 255]) | st.integers(0, 255)
-SIZES = st.sampled_from([0, 1, 2, 3, 1 << 16, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
-LENGTHS = SIZES | st.sampled_from([4, 32, 33, 1 << 24, (1 << 24) + 1, 1 << 40]) | st.integers(0, 1 << 20)
+SIZES = st.sampled_from(
+    [0, 1, 2, 3, 1 << 16, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+)
+LENGTHS = (
+    SIZES | st.sampled_from([4, 32, 33, 1 << 24, (1 << 24) + 1, 1 << 40]) | st.integers(0, 1 << 20)
+)
 FIELDS = {
     "magic": st.sampled_from([b"FS", b"fs", b"\0\0"]),
     "version": st.sampled_from([0, 1, 2, 65535]),
@@ -399,13 +444,25 @@ NO_MESSAGES = [
 
 def spoilt(good: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """The message with a field left out, put in or replaced; sometimes as it is."""
-    left_out = st.sampled_from(sorted(good)).map(lambda name: {key: good[key] for key in good if key != name})
-    replaced = st.tuples(st.sampled_from(sorted(good)), JUNK).map(lambda pair: {**good, pair[0]: pair[1]})
+    left_out = st.sampled_from(sorted(good)).map(
+        lambda name: {key: good[key] for key in good if key != name}
+    )
+    replaced = st.tuples(st.sampled_from(sorted(good)), JUNK).map(
+        lambda pair: {**good, pair[0]: pair[1]}
+    )
     return st.just(good) | left_out | replaced | replaced | st.just({**good, "more": 1})
 
 
 WAIT = {"waits_in": "a test", "passed": {}}
-JOIN = {"call": "barrier", "signature": "s", "must": "m", "data": None, "root": None, "moves": True, "late": False}
+JOIN = {
+    "call": "barrier",
+    "signature": "s",
+    "must": "m",
+    "data": None,
+    "root": None,
+    "moves": True,
+    "late": False,
+}
 TO_COORDINATOR: list[dict[str, Any]] = [
     {"do": "began"},
     {"do": "steps", "steps": 3},
@@ -428,8 +485,12 @@ TO_COORDINATOR: list[dict[str, Any]] = [
 
 
 def test_every_message_of_this_table_is_one_that_the_coordinator_knows():
-    assert {said["do"] for said in TO_COORDINATOR} == fs.backends.cluster.messages.FROM_WORKERS.keys()
-    assert {said["do"] for said in TO_GATHERING} == fs.backends.cluster.messages.FROM_LAUNCHERS.keys()
+    assert {
+        said["do"] for said in TO_COORDINATOR
+    } == fs.backends.cluster.messages.FROM_WORKERS.keys()
+    assert {
+        said["do"] for said in TO_GATHERING
+    } == fs.backends.cluster.messages.FROM_LAUNCHERS.keys()
 
 
 def barrier(line: Any, results: list[Any]) -> None:
@@ -440,7 +501,10 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(served):
     before = peak()
 
     @cases(500)
-    @given(st.lists(st.sampled_from(TO_COORDINATOR).flatmap(spoilt), max_size=3), st.sampled_from([None, *NO_MESSAGES]))
+    @given(
+        st.lists(st.sampled_from(TO_COORDINATOR).flatmap(spoilt), max_size=3),
+        st.sampled_from([None, *NO_MESSAGES]),
+    )
     def fuzz(messages, nonsense):
         served.renew(workers=3)
         lines = [served.line(rank) for rank in (1, 2)]
@@ -504,7 +568,8 @@ def test_a_launcher_that_talks_nonsense_is_refused(served):
             for said in messages:
                 is_result = said.get("do") == "result" and with_tensors
                 stranger.send(
-                    served.message(said) + (frame(TENSOR, served.run, tensor, shape=(3,)) if is_result else b"")
+                    served.message(said)
+                    + (frame(TENSOR, served.run, tensor, shape=(3,)) if is_result else b"")
                 )
             if nonsense is not None:
                 stranger.send(served.message(nonsense))
@@ -545,10 +610,19 @@ def test_a_worker_that_was_refused_is_lost_soon(served):
     [
         ([{"do": "end", **WAIT}, {"do": "began"}], None),
         ([TO_COORDINATOR[2], TO_COORDINATOR[2]], "rank 0 goes on without an answer"),
-        ([{"do": "report", "group": "world", "seq": 7, "ok": True, **WAIT}], "rank 0 has no part in call 7 of 'world'"),
+        (
+            [{"do": "report", "group": "world", "seq": 7, "ok": True, **WAIT}],
+            "rank 0 has no part in call 7 of 'world'",
+        ),
         ([{"do": "taken", "peer": 1, "group": "world"}], "rank 0 was handed nothing of rank 1"),
-        ([{"do": "receive", "peer": 0, "group": "world", **WAIT}], "rank 0 has no peer 0 in group 'world'"),
-        ([{"do": "receive", "peer": 3, "group": "world", **WAIT}], "rank 0 has no peer 3 in group 'world'"),
+        (
+            [{"do": "receive", "peer": 0, "group": "world", **WAIT}],
+            "rank 0 has no peer 0 in group 'world'",
+        ),
+        (
+            [{"do": "receive", "peer": 3, "group": "world", **WAIT}],
+            "rank 0 has no peer 3 in group 'world'",
+        ),
         ([{"do": "unlock", "lock": "l", "group": "mars"}], "rank 0 is in no group 'mars'"),
         ([TO_COORDINATOR[2], TO_COORDINATOR[5]], "rank 0 did not come late to call 1 of 'world'"),
     ],
@@ -561,7 +635,7 @@ def test_messages_that_make_no_sense_are_refused(served, messages, reason):
         assert (reason or "rank 0 goes on without an answer") in payload.decode()
 
 
-# --- what homes do not do -------------------------------------------------------------------------------------
+# --- what homes do not do -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -601,7 +675,10 @@ def test_a_part_keeps_its_form_and_its_first_value(served):
     for other, reason in [
         (torch.zeros(4), None),
         (torch.zeros(2, 2), "is torch.float32 of (4,) here (asked for torch.float32 of (2, 2))"),
-        (torch.zeros(4, dtype=torch.int32), "is torch.float32 of (4,) here (asked for torch.int32 of (4,))"),
+        (
+            torch.zeros(4, dtype=torch.int32),
+            "is torch.float32 of (4,) here (asked for torch.int32 of (4,))",
+        ),
     ]:
         connection = served.join("tensors")
         ask(connection, of(CREATE, served.run, "part", value), value)
@@ -629,7 +706,7 @@ def test_a_worker_may_take_its_time_to_read(served, monkeypatch):
     connection.close()
 
 
-# --- what it costs --------------------------------------------------------------------------------------------
+# --- what it costs --------------------------------------------------------------------------------
 
 
 def resident() -> int:
@@ -662,12 +739,16 @@ def test_a_result_that_announces_much_gets_little(served):
     assert peak() < before + 600 * MEGABYTE
 
 
-@pytest.mark.parametrize("shape", [(1 << 63,), (1 << 32, 1 << 32), (1 << 16,) * 4, (0, 1 << 63), (0, 1 << 40, 1 << 40)])
+@pytest.mark.parametrize(
+    "shape", [(1 << 63,), (1 << 32, 1 << 32), (1 << 16,) * 4, (0, 1 << 63), (0, 1 << 40, 1 << 40)]
+)
 @pytest.mark.parametrize("length", [0, 4])
 def test_shapes_that_overflow_are_refused(served, shape, length):
     """Their product is 0 if it is counted in 64 bits."""
     with served.stranger() as stranger:
-        stranger.send(served.hello("tensors") + frame(CREATE, served.run, shape=shape, length=length))
+        stranger.send(
+            served.hello("tensors") + frame(CREATE, served.run, shape=shape, length=length)
+        )
         assert "of a frame is wrong" in stranger.refusal()
 
 
@@ -710,7 +791,10 @@ def test_who_talks_slowly_does_not_get_more_time(served, monkeypatch):
             time.sleep(0.05)
             if time.monotonic() - began > 2:
                 break
-        assert stranger.answers() in ([], [(REFUSED, bytes(16), b"it did not say hello within 0.5 s")])
+        assert stranger.answers() in (
+            [],
+            [(REFUSED, bytes(16), b"it did not say hello within 0.5 s")],
+        )
 
 
 def test_many_strangers_keep_nobody_out_for_long(served, monkeypatch):
@@ -727,7 +811,10 @@ def test_a_hundred_workers_may_come_at_once(served):
     """More than may be strangers at a time: the rest waits, and is let in."""
     served.renew(workers=100)
     connections: list[Connection] = []
-    threads = [threading.Thread(target=lambda k=k: connections.append(served.join("worker", k))) for k in range(100)]
+    threads = [
+        threading.Thread(target=lambda k=k: connections.append(served.join("worker", k)))
+        for k in range(100)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -760,19 +847,26 @@ def test_a_service_closes_at_once_whoever_is_connected():
             for number in range(2 * service_module.MOST_STRANGERS):
                 stranger = stack.enter_context(served.stranger())
                 if number < 20:
-                    stranger.send(served.hello(["tensors", "worker", "guardian"][number % 3], number // 3 % 3))
+                    stranger.send(
+                        served.hello(["tensors", "worker", "guardian"][number % 3], number // 3 % 3)
+                    )
                     stranger.send(frame(CREATE, served.run, shape=(9,), length=36))
             began = time.monotonic()
         assert time.monotonic() - began < 2
 
 
-# --- what is not in the code ----------------------------------------------------------------------------------
+# --- what is not in the code ----------------------------------------------------------------------
 
-WIRE_FILES = [*sorted((SOURCE / "backends" / "cluster").glob("*.py")), SOURCE / "backends" / "torchrun.py"]
+WIRE_FILES = [
+    *sorted((SOURCE / "backends" / "cluster").glob("*.py")),
+    SOURCE / "backends" / "torchrun.py",
+]
 
 
 def names_in(path: Path) -> set[str]:
-    """Everything that a file imports or mentions, as a dotted name's last part and as the module it is from."""
+    """Everything that a file imports or mentions, as a dotted name's last part and as the module
+    it is from.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -786,7 +880,17 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_nothing_that_unpickles_or_runs_what_arrives_is_near_the_wire():
-    unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "eval", "exec", "__import__", "import_module"}
+    unsafe = {
+        "pickle",
+        "cloudpickle",
+        "dill",
+        "marshal",
+        "shelve",
+        "eval",
+        "exec",
+        "__import__",
+        "import_module",
+    }
     unsafe |= {"load", "save", "multiprocessing", "rpc"}  # of torch
     unsafe |= {name for name in dir(torch.distributed) if "_object" in name}
     assert {"all_gather_object", "broadcast_object_list"} <= unsafe
@@ -797,5 +901,9 @@ def test_nothing_that_unpickles_or_runs_what_arrives_is_near_the_wire():
 
 def test_the_environment_is_read_in_few_places():
     """By the backend of torchrun, where Ray is started and joined, and to find data sets."""
-    readers = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if names_in(path) & {"environ", "getenv"}}
+    readers = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if names_in(path) & {"environ", "getenv"}
+    }
     assert readers == {"backends/torchrun.py", "backends/ray/session.py", "data/files.py"}

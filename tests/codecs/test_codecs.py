@@ -40,7 +40,8 @@ few = settings(max_examples=40, deadline=None)
 def tensors(dtypes=DTYPES):
     return some.builds(
         lambda elements, seed, scale, dtype: (
-            torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(dtype) * 10.0**scale
+            torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            * 10.0**scale
         ),
         some.integers(1, 300),
         some.integers(0, 10_000),
@@ -78,7 +79,8 @@ def test_messages_are_bytes_and_as_many_as_the_formula_says(tensor, codec):
         fs.OneBit: lambda: 8 + math.ceil(n / 8),
         fs.Int8: lambda: n + 4 * math.ceil(n / codec.bucket),
         fs.QSGD: lambda: (
-            math.ceil(n * math.ceil(math.log2(2 * codec.levels + 1)) / 8) + 4 * math.ceil(n / codec.bucket)
+            math.ceil(n * math.ceil(math.log2(2 * codec.levels + 1)) / 8)
+            + 4 * math.ceil(n / codec.bucket)
         ),
     }[type(codec)]
     assert message.nbytes == expected()
@@ -100,26 +102,37 @@ def test_a_tensor_stays_as_it_is_and_comes_back_in_its_form(tensor, codec):
 
 
 @few
-@given(codec=some.sampled_from(FEEDING_BACK), first=tensors(), messages=some.integers(1, 6), seed=some.integers(0, 99))
+@given(
+    codec=some.sampled_from(FEEDING_BACK),
+    first=tensors(),
+    messages=some.integers(1, 6),
+    seed=some.integers(0, 99),
+)
 def test_error_feedback_loses_nothing_over_time(codec, first, messages, seed):
     """After each message: all that was sent and the error are all that was to be sent."""
     draw = torch.Generator().manual_seed(seed)
     memory = memory_of(codec, first, seed)
     sent, wished = torch.zeros_like(first), torch.zeros_like(first)
     for _ in range(messages):
-        tensor = first + torch.randn(first.shape, generator=draw).to(first.dtype) * first.abs().max()
+        tensor = (
+            first + torch.randn(first.shape, generator=draw).to(first.dtype) * first.abs().max()
+        )
         before = memory.error.clone()
         decoded = codec.decode(codec.encode(tensor, memory), tensor, memory)
         slack = {"rtol": 1e-4, "atol": 1e-5 * (1 + float(wished.abs().max() + tensor.abs().max()))}
         assert torch.allclose(decoded + memory.error, tensor + before, **slack)
         sent += decoded
         wished += tensor
-    assert torch.allclose(sent + memory.error, wished, rtol=1e-3, atol=1e-4 * (1 + float(wished.abs().max())))
+    assert torch.allclose(
+        sent + memory.error, wished, rtol=1e-3, atol=1e-4 * (1 + float(wished.abs().max()))
+    )
 
 
 @pytest.mark.parametrize("codec", FEEDING_BACK, ids=repr)
 def test_what_is_sent_again_and_again_arrives(codec):
-    """The mean of what was decoded comes near the tensor: the error stays bounded while what was sent grows."""
+    """The mean of what was decoded comes near the tensor: the error stays bounded while what was
+    sent grows.
+    """
     tensor = torch.randn(200, generator=torch.Generator().manual_seed(1))
     tensor = tensor.clamp(-0.45, 0.45) if isinstance(codec, fs.Threshold) else tensor
     memory, total, rounds = memory_of(codec, tensor), torch.zeros(200), 1600
@@ -129,24 +142,31 @@ def test_what_is_sent_again_and_again_arrives(codec):
 
 
 def test_random_rounding_is_right_on_average():
-    """A test of every element, which an unbiased codec fails with a chance below 2e-5 for another seed than this one.
+    """A test of every element, which an unbiased codec fails with a chance below 2e-5 for another
+    seed than this one.
 
-    A rounding lies within one level, so by Hoeffding the mean of N of them is further than t levels from its
-    expectation with a chance of at most 2 exp(−2Nt²): 3e-8 for t = 3/√N, and 2 · 256 elements are looked at.
-    """
+    A rounding lies within one level, so by Hoeffding the mean of N of them is further than t levels
+    from its expectation with a chance of at most 2 exp(−2Nt²): 3e-8 for t = 3/√N, and 2 · 256
+    elements are looked at."""
     rounds = 1500
     for codec in (fs.QSGD(1), fs.QSGD(4, bucket=64)):
         tensor = torch.randn(256, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
         memory, total = codec.memory(tensor, seed=11), torch.zeros_like(tensor)
         for _ in range(rounds):
             codec.add_decoded(codec.encode(tensor, memory), total, 1.0)
-        norms = torch.linalg.vector_norm(tensor.view(-1, codec.bucket), dim=1).repeat_interleave(codec.bucket)
-        assert ((total / rounds - tensor).abs() < 3 / math.sqrt(rounds) * norms / codec.levels).all()
+        norms = torch.linalg.vector_norm(tensor.view(-1, codec.bucket), dim=1).repeat_interleave(
+            codec.bucket
+        )
+        assert (
+            (total / rounds - tensor).abs() < 3 / math.sqrt(rounds) * norms / codec.levels
+        ).all()
 
 
 def test_workers_round_differently():
     tensor = torch.randn(500)
-    one, other = (fs.QSGD(2).encode(tensor, fs.QSGD(2).memory(tensor, seed=1, rank=rank)) for rank in (0, 1))
+    one, other = (
+        fs.QSGD(2).encode(tensor, fs.QSGD(2).memory(tensor, seed=1, rank=rank)) for rank in (0, 1)
+    )
     assert not torch.equal(one, other)
 
 
@@ -224,7 +244,9 @@ def test_the_mean_is_that_of_the_messages_and_the_same_on_all_workers(codec, ele
 
 
 def wire_bytes(codec, elements, shapes, workers):
-    """Of a mean of doubles over all workers: messages to all, or sums on the way; None if it depends on the values."""
+    """Of a mean of doubles over all workers: messages to all, or sums on the way; None if it
+    depends on the values.
+    """
     ring, to_all = 2 * (workers - 1), workers * (workers - 1)
     match codec:
         case fs.Threshold():
@@ -240,12 +262,21 @@ def wire_bytes(codec, elements, shapes, workers):
     return to_all * codec.nbytes(elements)
 
 
-@pytest.mark.parametrize("codec", [*(c for c in SPECS if c != fs.Threshold(0.5)), fs.Threshold(0.02)], ids=repr)
 @pytest.mark.parametrize(
-    "make", [fs.SyncSGD, lambda codec: fs.LocalSGD(3, codec=codec), lambda codec: fs.DiLoCo(3, codec=codec)]
+    "codec", [*(c for c in SPECS if c != fs.Threshold(0.5)), fs.Threshold(0.02)], ids=repr
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        fs.SyncSGD,
+        lambda codec: fs.LocalSGD(3, codec=codec),
+        lambda codec: fs.DiLoCo(3, codec=codec),
+    ],
 )
 def test_every_codec_with_every_strategy_that_takes_one(codec, make):
-    """Workers go where they go without a codec, end equal, and what travels is what the formulas say."""
+    """Workers go where they go without a codec, end equal, and what travels is what the formulas
+    say.
+    """
     workers, strategy = 3, make(codec=codec)
 
     def program(comm):
@@ -259,7 +290,10 @@ def test_every_codec_with_every_strategy_that_takes_one(codec, make):
     assert torch.cosine_similarity(told[0][0] - start, plain - start, dim=0) > 0.4
     expected = wire_bytes(codec, told[0][0].numel(), told[0][2], workers)
     if expected is not None:
-        assert sum(sent for _, sent, _ in told) == (18 if isinstance(strategy, fs.SyncSGD) else 6) * expected
+        assert (
+            sum(sent for _, sent, _ in told)
+            == (18 if isinstance(strategy, fs.SyncSGD) else 6) * expected
+        )
 
 
 def test_a_mean_of_what_is_kept_whole_is_the_mean():

@@ -76,16 +76,22 @@ def test_ring_and_tree_move_every_byte_once(workers, elements):
 
 
 def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, int]:
-    """(bytes of all workers, exchanges of one) for a model of n bytes, by the formulas in the docstrings."""
+    """(bytes of all workers, exchanges of one) for a model of n bytes, by the formulas in the
+    docstrings.
+    """
     all_reduce, read, blend, broadcast = 2 * (w - 1) * n, w * n, 2 * w * n, (w - 1) * n
     match strategy:
         case fs.SyncSGD():
             return steps * all_reduce, steps
         case fs.LocalSGD(period=None):
             return all_reduce, 1
-        case fs.LocalSGD(period=period, momentum="average"):  # SGD's momentum is as large as the model
+        case fs.LocalSGD(
+            period=period, momentum="average"
+        ):  # SGD's momentum is as large as the model
             averages = steps // period
-            return (2 * averages + (steps % period > 0)) * all_reduce, 2 * averages + (steps % period > 0)
+            return (2 * averages + (steps % period > 0)) * all_reduce, 2 * averages + (
+                steps % period > 0
+            )
         case fs.EASGD(period=period):
             return steps // period * blend + read, steps // period + 1
         case fs.EAWild(period=period, groups=groups):
@@ -110,7 +116,9 @@ def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, i
     ids=repr,
 )
 def test_metrics_of_a_run_follow_the_strategies_formulas(backend, strategy):
-    """On every backend, some strategies; all of them in the simulator: tests/strategies/table.py."""
+    """On every backend, some strategies; all of them in the simulator:
+    tests/strategies/table.py.
+    """
     result = fs.run("digits-mlp", strategy, workers=4, backend=backend, epochs=1, batch_size=40)
     steps, parameters = result.metrics["steps"], 64 * 128 + 128 + 128 * 10 + 10
     assert steps == 9

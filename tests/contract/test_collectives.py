@@ -35,7 +35,9 @@ def test_all_reduce_changes_the_tensor_in_place_and_returns_it(launch):
 
 
 def test_mean_of_integers_is_refused(launch):
-    with pytest.raises(fs.InvalidField, match=r"'op' must be 'sum', 'max' or 'min' for integers \(got 'mean'\)"):
+    with pytest.raises(
+        fs.InvalidField, match=r"'op' must be 'sum', 'max' or 'min' for integers \(got 'mean'\)"
+    ):
         launch(lambda comm: comm.all_reduce(torch.ones(2, dtype=torch.int64), op="mean"), 2)
 
 
@@ -56,7 +58,11 @@ def test_large_tensors_are_reduced_by_several_workers_at_once(launch):
         elements = 1_234_567
         ordinary = torch.arange(elements, dtype=torch.float32) * (comm.rank + 1)
         lies_well = comm.empty(elements, torch.float32, torch.device("cpu")).copy_(ordinary)
-        mixed = ordinary.clone() if comm.rank != 1 else comm.empty(elements, torch.float32, ordinary.device)
+        mixed = (
+            ordinary.clone()
+            if comm.rank != 1
+            else comm.empty(elements, torch.float32, ordinary.device)
+        )
         mixed.copy_(ordinary)
         for tensor in (ordinary, lies_well, mixed):
             comm.all_reduce(tensor, op="mean")
@@ -148,7 +154,15 @@ def test_split_makes_comms_of_those_with_the_same_colour(launch):
         total = part.all_reduce(torch.tensor(comm.rank))
         inner_total = inner.all_reduce(torch.tensor(comm.rank))
         world = comm.all_reduce(torch.tensor(1))
-        return part.rank, part.size, int(total), inner.rank, inner.size, int(inner_total), int(world)
+        return (
+            part.rank,
+            part.size,
+            int(total),
+            inner.rank,
+            inner.size,
+            int(inner_total),
+            int(world),
+        )
 
     assert launch(program, 8) == [
         (0, 4, 12, 0, 2, 2, 8),
@@ -188,7 +202,14 @@ def test_one_worker_is_a_group_of_its_own(launch):
         shared = comm.shared("alone", tensor)
         before = shared.blend(tensor + 1, 0.5)
         part = comm.split(7)
-        return tensor, comm.all_gather(tensor), before, shared.read(), part.size, comm.meter.bytes_sent
+        return (
+            tensor,
+            comm.all_gather(tensor),
+            before,
+            shared.read(),
+            part.size,
+            comm.meter.bytes_sent,
+        )
 
     tensor, gathered, before, after, size, sent = launch(program, 1)[0]
     assert torch.equal(tensor, torch.arange(4.0))
@@ -203,7 +224,9 @@ def test_one_worker_is_a_group_of_its_own(launch):
 def test_backends_agree_bit_for_bit(local):
     def program(comm):
         own = torch.randn(50_001, generator=torch.Generator().manual_seed(comm.rank))
-        return [comm.all_reduce(own.to(dtype), op="mean") for dtype in (torch.float32, torch.bfloat16)]
+        return [
+            comm.all_reduce(own.to(dtype), op="mean") for dtype in (torch.float32, torch.bfloat16)
+        ]
 
     simulated = fs.launch(program, 5)[0]
     for result in fs.launch(program, 5, local):

@@ -1,4 +1,6 @@
-"""Programs nobody thought of: random sequences of calls give the same on every backend and in every lane."""
+"""Programs nobody thought of: random sequences of calls give the same on every backend and in
+every lane.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,24 @@ import torch
 import flockstep as fs
 
 WORKERS = 4
-CALLS = ["reduce", "gather", "broadcast", "barrier", "split", "exchange", "ring", "shared", "turns", "elapse"]
+CALLS = [
+    "reduce",
+    "gather",
+    "broadcast",
+    "barrier",
+    "split",
+    "exchange",
+    "ring",
+    "shared",
+    "turns",
+    "elapse",
+]
 
 
 def random_program(seed: int):
-    """A program of 40 calls on the world and on parts of it, whose results do not depend on who is faster."""
+    """A program of 40 calls on the world and on parts of it, whose results do not depend on who
+    is faster.
+    """
 
     def program(comm):
         script = random.Random(seed)  # the same on every worker
@@ -77,7 +92,9 @@ def test_all_backends_agree(local, torchrun, ray, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_virtual_time_does_not_depend_on_lanes(seed):
-    """Workers race for shared tensors and locks at speeds of their own; times and bits are the same all the same."""
+    """Workers race for shared tensors and locks at speeds of their own; times and bits are the
+    same all the same.
+    """
 
     def program(comm):
         choose = random.Random(seed * 1000 + comm.rank)  # different on every worker

@@ -10,7 +10,9 @@ import torch
 import flockstep as fs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64], ids=str
+)
 def test_the_first_value_is_that_of_rank_0(launch, dtype):
     def program(comm):
         shared = comm.shared("x", torch.full((2, 3), comm.rank + 5).to(dtype))
@@ -174,7 +176,9 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused(launch):
         shared = comm.shared("x", torch.zeros(3))
         shared.add(torch.zeros(3, dtype=torch.float64))
 
-    with pytest.raises(fs.MismatchError, match=r"shared tensor 'x' is torch.float32 of shape \(3,\)"):
+    with pytest.raises(
+        fs.MismatchError, match=r"shared tensor 'x' is torch.float32 of shape \(3,\)"
+    ):
         launch(program, 2)
 
 
@@ -186,7 +190,10 @@ def test_integers_are_added_whole_and_not_blended(launch):
                 shared.add(torch.arange(3), scale=2.0)
         comm.barrier()
         refused = []
-        for call in (lambda: shared.add(torch.arange(3), scale=0.5), lambda: shared.blend(torch.arange(3), 0.5)):
+        for call in (
+            lambda: shared.add(torch.arange(3), scale=0.5),
+            lambda: shared.blend(torch.arange(3), 0.5),
+        ):
             try:
                 call()
             except fs.FlockstepError as error:
@@ -209,7 +216,9 @@ def test_who_waits_sees_the_first_value_that_it_waits_for(launch):
         seen = []
         for step in range(1, 6):
             clocks.add(tick)
-            seen.append(int(clocks.wait_until(lambda value, step=step: bool(value.min() >= step)).min()))
+            seen.append(
+                int(clocks.wait_until(lambda value, step=step: bool(value.min() >= step)).min())
+            )
         return seen
 
     for seen in launch(program, 3):
@@ -223,7 +232,9 @@ def test_waiting_for_what_nobody_does_is_a_deadlock(launch):
             shared.wait_until(lambda value: bool(value.sum() > 0))
         comm.barrier()
 
-    with pytest.raises(fs.DeadlockError, match=r"rank 1.*wait_until of shared 'x' at .*test_shared.py"):
+    with pytest.raises(
+        fs.DeadlockError, match=r"rank 1.*wait_until of shared 'x' at .*test_shared.py"
+    ):
         launch(program, 2)
 
 

@@ -8,7 +8,9 @@ import torch
 import flockstep as fs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64], ids=str
+)
 def test_a_message_arrives_as_it_was_sent(launch, dtype):
     def program(comm):
         if comm.rank == 0:
@@ -52,7 +54,9 @@ def test_messages_of_any_size_follow_each_other(launch):
 def test_exchange_swaps(launch):
     def program(comm):
         peer = comm.rank ^ 1
-        received = [comm.exchange(torch.full((3,), float(10 * k + comm.rank)), peer) for k in range(10)]
+        received = [
+            comm.exchange(torch.full((3,), float(10 * k + comm.rank)), peer) for k in range(10)
+        ]
         return [part.tolist() for part in received]
 
     results = launch(program, 4)
@@ -90,7 +94,9 @@ def test_a_message_of_another_size_is_an_error(launch):
         else:
             comm.recv(torch.zeros(4), 0)
 
-    with pytest.raises(fs.MismatchError, match=r"rank 0 sent 3 × torch.float32, rank 1 expected 4 × torch.float32"):
+    with pytest.raises(
+        fs.MismatchError, match=r"rank 0 sent 3 × torch.float32, rank 1 expected 4 × torch.float32"
+    ):
         launch(program, 2)
 
 

@@ -1,4 +1,6 @@
-"""Mirrors on this machine: honest ones, and ones that fail or lie in every way that a download must survive."""
+"""Mirrors on this machine: honest ones, and ones that fail or lie in every way that a download
+must survive.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ Answer = Callable[["_Handler", bytes], None]
 
 
 class Mirror:
-    """Serves files from memory. The first request gets the first answer, and so on; the last answer repeats.
+    """Serves files from memory. The first request gets the first answer, and so on; the last answer
+    repeats.
 
     `asked` has the path and the Range header of each request.
     """
@@ -132,7 +135,9 @@ def lies(instead: bytes) -> Answer:
 
 def wrong_range(handler: _Handler, content: bytes) -> None:
     """Answers a request for the rest with the beginning."""
-    handler.begin(206, Content_Range=f"bytes 0-{len(content) - 1}/{len(content)}", Content_Length=len(content))
+    handler.begin(
+        206, Content_Range=f"bytes 0-{len(content) - 1}/{len(content)}", Content_Length=len(content)
+    )
     handler.wfile.write(content)
 
 

@@ -20,7 +20,9 @@ SCHEMES = tuple(ASSIGNMENTS.values())
 
 @st.composite
 def cases(draw, schemes=SCHEMES, most_copies_inside=1):
-    """A scheme, a number of workers that it fits, and any number of samples that is not too small."""
+    """A scheme, a number of workers that it fits, and any number of samples that is not too
+    small.
+    """
     scheme = draw(st.sampled_from(schemes))
     small = st.integers(1, 4)
     if scheme is fs.Coarse:
@@ -33,14 +35,26 @@ def cases(draw, schemes=SCHEMES, most_copies_inside=1):
         shards, copies, size = draw(small), draw(small), draw(st.integers(most_copies_inside, 5))
         inside = draw(st.sampled_from([fs.Disjoint(), fs.FullOverlap()]))
         if most_copies_inside > 1:
-            inside = draw(st.sampled_from([fs.MediumCoarse(most_copies_inside), fs.FineGrained(most_copies_inside)]))
-        assignment, workers = fs.HouseholdShards(shards * copies, shards, inside), shards * copies * size
+            inside = draw(
+                st.sampled_from(
+                    [fs.MediumCoarse(most_copies_inside), fs.FineGrained(most_copies_inside)]
+                )
+            )
+        assignment, workers = (
+            fs.HouseholdShards(shards * copies, shards, inside),
+            shards * copies * size,
+        )
     elif scheme is fs.NeighbourhoodOverlap:
         neighbourhoods = draw(small)
         assignment, workers = fs.NeighbourhoodOverlap(neighbourhoods), neighbourhoods * draw(small)
     else:
         assignment, workers = scheme(), draw(st.integers(1, 20))
-    return assignment, workers, draw(st.integers(workers, workers + 200)), draw(st.integers(0, 10_000))
+    return (
+        assignment,
+        workers,
+        draw(st.integers(workers, workers + 200)),
+        draw(st.integers(0, 10_000)),
+    )
 
 
 @settings(deadline=None)
@@ -81,7 +95,9 @@ def test_the_seed_decides_everything(case):
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("scheme", [fs.Disjoint(), fs.Coarse(4), fs.MediumCoarse(2), fs.FineGrained(2)])
+@pytest.mark.parametrize(
+    "scheme", [fs.Disjoint(), fs.Coarse(4), fs.MediumCoarse(2), fs.FineGrained(2)]
+)
 def test_another_seed_deals_otherwise(scheme):
     one, other = (set(scheme.assign(1000, 8, seed)[0].tolist()) for seed in (0, 1))
     assert one != other
@@ -106,18 +122,24 @@ def test_medium_coarse_workers_share_by_their_distance_around_the_circle():
 
 @pytest.mark.parametrize("copies", [2, 4, 6, 8, 10, 12, 14])
 def test_fine_grained_pairs_all_share_equally(copies):
-    """At most 1 % of a worker's share is asked for. The paper's size: 45,000 samples on 16 workers."""
+    """At most 1 % of a worker's share is asked for. The paper's size: 45,000 samples on 16
+    workers.
+    """
     overlap = overlap_of(fs.FineGrained(copies), 45_000, 16, seed=3)
     share = 45_000 * copies / 16
     spread = overlap.pairs.max() - overlap.pairs.min()
     assert spread <= 0.001 * share  # ten times better than asked
-    assert overlap.pairs.mean() == pytest.approx(45_000 * copies * (copies - 1) / (16 * 15), rel=1e-3)
+    assert overlap.pairs.mean() == pytest.approx(
+        45_000 * copies * (copies - 1) / (16 * 15), rel=1e-3
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(workers=st.integers(3, 24), data=st.data())
 def test_fine_grained_pairs_differ_by_little_at_any_size(workers, data):
-    """By far less than at random, where the spread of 3,000 samples would be several times as large."""
+    """By far less than at random, where the spread of 3,000 samples would be several times as
+    large.
+    """
     copies = data.draw(st.integers(2, workers - 1))
     overlap = overlap_of(fs.FineGrained(copies), 3000, workers, seed=data.draw(st.integers(0, 99)))
     assert overlap.pairs.max() - overlap.pairs.min() <= 12
@@ -144,19 +166,31 @@ def test_households_are_those_of_the_strategy():
 
     def program(comm):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Households(3, world_period=4))
+        worker = fs.Worker(
+            comm,
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            fs.Households(3, world_period=4),
+        )
         return worker.state.household.all_gather(torch.tensor([comm.rank]))
 
     together = [sorted(int(rank) for rank in ranks) for ranks in fs.launch(program, 6)]
     parts = fs.HouseholdShards(households=3, shards=3).assign(60, 6, seed=0)
-    shards = [frozenset(np.concatenate([parts[rank] for rank in ranks]).tolist()) for ranks in together]
+    shards = [
+        frozenset(np.concatenate([parts[rank] for rank in ranks]).tolist()) for ranks in together
+    ]
     assert len(set(shards)) == 3
     assert all(len(shard) == 20 for shard in shards)
 
 
 @pytest.mark.parametrize(
     ("assignment", "epochs", "passes"),
-    [(fs.Disjoint(), 5, 5), (fs.FullOverlap(), 5, 1), (fs.MediumCoarse(2), 5, 3), (fs.Coarse(2), 8, 2)],
+    [
+        (fs.Disjoint(), 5, 5),
+        (fs.FullOverlap(), 5, 1),
+        (fs.MediumCoarse(2), 5, 3),
+        (fs.Coarse(2), 8, 2),
+    ],
 )
 def test_overlap_epochs_process_each_sample_at_least_as_often_as_asked(assignment, epochs, passes):
     assert assignment.overlap_epochs(epochs, 8) == passes
@@ -189,21 +223,48 @@ def test_a_million_samples_are_dealt_to_a_thousand_workers_in_little_memory(assi
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fs.Disjoint().assign(3, 4, 0), r"'samples' must be at least the number of workers, 4 \(got 3\)"),
+        (
+            lambda: fs.Disjoint().assign(3, 4, 0),
+            r"'samples' must be at least the number of workers, 4 \(got 3\)",
+        ),
         (lambda: fs.Disjoint().assign(3, 0, 0), r"'workers' must be at least 1 \(got 0\)"),
         (lambda: fs.Disjoint().assign(3, 2, -1), r"'seed' must be at least 0 \(got -1\)"),
         (lambda: fs.MediumCoarse(0), r"'copies' must be at least 1 \(got 0\)"),
-        (lambda: fs.MediumCoarse(9).assign(90, 8, 0), r"'copies' must be at most the number of workers, 8 \(got 9\)"),
-        (lambda: fs.FineGrained(9).assign(90, 8, 0), r"'copies' must be at most the number of workers, 8 \(got 9\)"),
+        (
+            lambda: fs.MediumCoarse(9).assign(90, 8, 0),
+            r"'copies' must be at most the number of workers, 8 \(got 9\)",
+        ),
+        (
+            lambda: fs.FineGrained(9).assign(90, 8, 0),
+            r"'copies' must be at most the number of workers, 8 \(got 9\)",
+        ),
         (lambda: fs.FineGrained(2.0), r"'copies' must be a whole number \(got 2.0\)"),
         (lambda: fs.Coarse(0), r"'shards' must be at least 1 \(got 0\)"),
-        (lambda: fs.Coarse(3).assign(90, 8, 0), r"'shards' must divide the number of workers, 8 \(got 3\)"),
-        (lambda: fs.HouseholdShards(4, 3), r"'shards' must divide the number of households, 4 \(got 3\)"),
+        (
+            lambda: fs.Coarse(3).assign(90, 8, 0),
+            r"'shards' must divide the number of workers, 8 \(got 3\)",
+        ),
+        (
+            lambda: fs.HouseholdShards(4, 3),
+            r"'shards' must divide the number of households, 4 \(got 3\)",
+        ),
         (lambda: fs.HouseholdShards(0, 1), r"'households' must be at least 1 \(got 0\)"),
-        (lambda: fs.HouseholdShards(3, 1).assign(90, 8, 0), r"'households' must divide the number of workers, 8"),
-        (lambda: fs.HouseholdShards(4, 2, "disjoint"), r"'inside' must be an assignment such as fs.Disjoint\(\)"),
-        (lambda: fs.NeighbourhoodOverlap(3).assign(90, 8, 0), r"'neighbourhoods' must divide the number of workers, 8"),
-        (lambda: find_assignment("fine"), r"unknown assignment 'fine'; known: coarse, disjoint, fine_grained"),
+        (
+            lambda: fs.HouseholdShards(3, 1).assign(90, 8, 0),
+            r"'households' must divide the number of workers, 8",
+        ),
+        (
+            lambda: fs.HouseholdShards(4, 2, "disjoint"),
+            r"'inside' must be an assignment such as fs.Disjoint\(\)",
+        ),
+        (
+            lambda: fs.NeighbourhoodOverlap(3).assign(90, 8, 0),
+            r"'neighbourhoods' must divide the number of workers, 8",
+        ),
+        (
+            lambda: find_assignment("fine"),
+            r"unknown assignment 'fine'; known: coarse, disjoint, fine_grained",
+        ),
         (
             lambda: fs.run("digits-mlp", fs.SyncSGD(), workers=4, assignment=fs.FineGrained(5)),
             r"'copies' must be at most the number of workers, 4 \(got 5\)",

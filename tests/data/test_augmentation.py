@@ -15,7 +15,9 @@ from flockstep.data.augmentation import PadCropFlip
 
 
 def one_by_one(random, images, padding):
-    """The same offsets and flips, drawn in the same order, applied with plain slices to one image after the other."""
+    """The same offsets and flips, drawn in the same order, applied with plain slices to one
+    image after the other.
+    """
     count, channels, height, width = images.shape
     tops, lefts = random.integers(0, 2 * padding + 1, (2, count))
     flips = random.integers(0, 2, count)
@@ -47,19 +49,24 @@ def test_a_batch_becomes_what_image_after_image_would(shape, padding, dtype, see
 
 def test_the_seed_decides_all():
     images = torch.arange(64 * 3 * 8 * 8).view(64, 3, 8, 8)
-    first, again, other = (PadCropFlip()(np.random.default_rng(seed), images)[0] for seed in (1, 1, 2))
+    first, again, other = (
+        PadCropFlip()(np.random.default_rng(seed), images)[0] for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_every_offset_and_both_directions_are_as_likely():
-    """One bright pixel in the middle tells where the window was; 5×5 offsets, flipped or not, 2,000 times each."""
+    """One bright pixel in the middle tells where the window was; 5×5 offsets, flipped or not,
+    2,000 times each.
+    """
     count, padding = 50_000, 2
     images = torch.zeros(count, 1, 5, 6, dtype=torch.uint8)
     images[:, 0, 2, 2] = 1
     (changed,) = PadCropFlip(padding)(np.random.default_rng(0), images)
-    # Of 6 columns the pixel stands left of the middle; a flip takes column c to 5 - c, so both have own columns,
-    # but for the two that overlap: rows alone, and columns and flips together, have known shares.
+    # Of 6 columns the pixel stands left of the middle; a flip takes column c to 5 - c, so both have
+    # own columns, but for the two that overlap: rows alone, and columns and flips together, have
+    # known shares.
     rows, columns = changed[:, 0].nonzero()[:, 1:].T
     assert len(rows) == count  # the pixel never leaves
     assert torch.bincount(rows, minlength=5).tolist() == pytest.approx([count / 5] * 5, rel=0.05)
@@ -72,7 +79,9 @@ def test_every_offset_and_both_directions_are_as_likely():
 def test_images_that_are_not_contiguous_are_augmented_alike():
     images = torch.randint(0, 256, (8, 6, 6, 3), dtype=torch.uint8)
     view = images.permute(0, 3, 1, 2)
-    for_view, for_copy = (PadCropFlip(1)(np.random.default_rng(0), each)[0] for each in (view, view.contiguous()))
+    for_view, for_copy = (
+        PadCropFlip(1)(np.random.default_rng(0), each)[0] for each in (view, view.contiguous())
+    )
     assert torch.equal(for_view, for_copy)
 
 
@@ -87,5 +96,7 @@ def test_a_bad_padding_is_named(padding):
 
 
 def test_images_without_channels_are_named():
-    with pytest.raises(fs.InvalidField, match=r"'images' must be of shape .* \(got \(4, 28, 28\)\)"):
+    with pytest.raises(
+        fs.InvalidField, match=r"'images' must be of shape .* \(got \(4, 28, 28\)\)"
+    ):
         PadCropFlip()(np.random.default_rng(0), torch.zeros(4, 28, 28))

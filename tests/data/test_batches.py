@@ -1,4 +1,6 @@
-"""What batches a worker sees: of any data, in what order, cut where, and again after an interruption."""
+"""What batches a worker sees: of any data, in what order, cut where, and again after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,14 @@ SAMPLINGS = [
 
 def plan(data, batch_size, epochs=1, assignment=None, sampling=None, workers=1, rank=0, seed=0):
     made = batches.plan(
-        data, batch_size, epochs, assignment or fs.Disjoint(), sampling, workers=workers, rank=rank, seed=seed
+        data,
+        batch_size,
+        epochs,
+        assignment or fs.Disjoint(),
+        sampling,
+        workers=workers,
+        rank=rank,
+        seed=seed,
     )
     return list(made.batches(resume_at=0, first_pass=0))
 
@@ -51,7 +60,10 @@ def seen(rows):
 @given(sizes=SIZES, batch_size=st.integers(1, 30), epochs=st.integers(1, 3))
 def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, batch_size, epochs):
     samples, workers = sizes
-    rows_of = [plan(torch.arange(samples), batch_size, epochs, workers=workers, rank=rank) for rank in range(workers)]
+    rows_of = [
+        plan(torch.arange(samples), batch_size, epochs, workers=workers, rank=rank)
+        for rank in range(workers)
+    ]
     assert len({len(rows) for rows in rows_of}) == 1
     steps = len(rows_of[0]) // epochs
     assert steps == -(-samples // (batch_size * workers))
@@ -62,7 +74,9 @@ def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, b
             assert [batch.samples for batch in own] == [len(batch.data) for batch in own]
             assert [batch.ends_epoch for batch in own] == [False] * (steps - 1) + [True]
             drawn = seen(own)
-            assert len(drawn) - len(set(drawn)) <= 1  # at most one is seen again, to keep up with a larger share
+            assert (
+                len(drawn) - len(set(drawn)) <= 1
+            )  # at most one is seen again, to keep up with a larger share
             shown += set(drawn)
         assert sorted(shown) == list(range(samples))
 
@@ -74,7 +88,9 @@ def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, b
     batch_size=st.integers(1, 20),
     passes=st.integers(1, 4),
 )
-def test_epochs_end_after_equally_many_samples_whatever_the_overlap(assignment, samples, batch_size, passes):
+def test_epochs_end_after_equally_many_samples_whatever_the_overlap(
+    assignment, samples, batch_size, passes
+):
     """Every ⌈N/(B·M)⌉ steps, and with the last step."""
     rows = plan(torch.arange(samples), batch_size, passes, assignment, workers=4)
     interval = -(-samples // (batch_size * 4))
@@ -92,17 +108,31 @@ def test_epochs_end_after_equally_many_samples_whatever_the_overlap(assignment, 
     passes=st.integers(1, 3),
     data=st.data(),
 )
-def test_a_resumed_run_goes_on_with_the_very_next_batch(assignment, sampling, samples, batch_size, passes, data):
+def test_a_resumed_run_goes_on_with_the_very_next_batch(
+    assignment, sampling, samples, batch_size, passes, data
+):
     rank = data.draw(st.integers(0, 3))
-    made = batches.plan(torch.arange(samples), batch_size, passes, assignment, sampling, workers=4, rank=rank, seed=5)
+    made = batches.plan(
+        torch.arange(samples),
+        batch_size,
+        passes,
+        assignment,
+        sampling,
+        workers=4,
+        rank=rank,
+        seed=5,
+    )
     whole = list(made.batches(0, first_pass=0))
     stop = data.draw(st.integers(0, len(whole)))
     rest = list(made.batches(stop, first_pass=0))
-    assert [batch.data.tolist() for batch in rest] == [batch.data.tolist() for batch in whole[stop:]]
+    assert [batch.data.tolist() for batch in rest] == [
+        batch.data.tolist() for batch in whole[stop:]
+    ]
     assert [batch.ends_epoch for batch in rest] == [batch.ends_epoch for batch in whole[stop:]]
     before = whole[:stop]
     assert made.done_in(stop) == tuple(
-        sum(getattr(batch, name) for batch in before) for name in ("samples", "ends_epoch", "ends_pass")
+        sum(getattr(batch, name) for batch in before)
+        for name in ("samples", "ends_epoch", "ends_pass")
     )
 
 
@@ -138,7 +168,8 @@ def test_with_replacement_draws_at_random_from_its_own():
     assert set(drawn) == own
     counts = np.bincount(drawn, minlength=40)[sorted(own)]
     assert counts.sum() == 500
-    # Each of ten samples is drawn 500 times with p = 1/10: mean 50, deviation 6.7, so five deviations are 34.
+    # Each of ten samples is drawn 500 times with p = 1/10: mean 50, deviation 6.7, so five
+    # deviations are 34.
     assert counts.min() > 50 - 34
     assert counts.max() < 50 + 34
     once = orders(fs.Sampling("with_replacement"))[0]
@@ -230,7 +261,9 @@ KINDS = {
 def test_datasets_of_every_kind_give_batches(dataset):
     def program(comm):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent()
+        )
         rows = []
         for x, y in worker.batches(dataset, batch_size=2, epochs=2):
             assert x.dtype == torch.float32
@@ -239,7 +272,9 @@ def test_datasets_of_every_kind_give_batches(dataset):
         return rows, worker.samples, worker.epoch, worker.total_steps
 
     results = fs.launch(program, 2)
-    shown = sorted(pair for rows, *_ in results for xs, ys in rows for pair in zip(xs, ys, strict=True))
+    shown = sorted(
+        pair for rows, *_ in results for xs, ys in rows for pair in zip(xs, ys, strict=True)
+    )
     assert shown == sorted([(float(k), k * k) for k in range(10)] * 2)
     total = None if isinstance(dataset, Stream) else 6
     assert [rest for _, *rest in results] == [[10, 2, total]] * 2
@@ -254,7 +289,9 @@ def test_a_dict_of_tensors_gives_dicts():
 @few
 @given(samples=st.integers(1, 50), workers=st.integers(1, 8), batch_size=st.integers(1, 7))
 def test_a_stream_is_shared_out_whole_in_equally_many_steps(samples, workers, batch_size):
-    shares = [plan(Stream(samples), batch_size, workers=workers, rank=rank) for rank in range(workers)]
+    shares = [
+        plan(Stream(samples), batch_size, workers=workers, rank=rank) for rank in range(workers)
+    ]
     assert {len(rows) for rows in shares} == {-(-samples // (workers * batch_size))}
     shown = [int(x) for rows in shares for batch in rows for x in batch.data[0]]
     assert set(shown) == set(range(samples))
@@ -271,7 +308,9 @@ def test_with_full_overlap_everybody_gets_the_whole_stream():
 def test_a_stream_cannot_be_entered_midway():
     def program(comm):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent()
+        )
         list(worker.batches(Stream(), 2, resume_at=1))
 
     with pytest.raises(fs.InvalidField, match="'resume_at' must be 0 with an IterableDataset"):
@@ -281,8 +320,12 @@ def test_a_stream_cannot_be_entered_midway():
 def test_epochs_go_on_counting_over_several_loops():
     def program(comm):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
-        loops = [[batch.tolist() for batch in worker.batches(torch.arange(50), 25)] for _ in range(2)]
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent()
+        )
+        loops = [
+            [batch.tolist() for batch in worker.batches(torch.arange(50), 25)] for _ in range(2)
+        ]
         return loops, worker.epoch
 
     (first, second), epochs = fs.launch(program, 1)[0]
@@ -295,7 +338,9 @@ def test_a_loop_that_is_left_early_goes_on_with_the_next_pass():
 
     def program(comm):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Independent()
+        )
         shown = []
         for batch in worker.batches(torch.arange(50), 25, epochs=10**9):
             shown.append(batch.tolist())
@@ -314,7 +359,9 @@ def test_a_loop_that_is_left_early_goes_on_with_the_next_pass():
 def test_a_resumed_worker_counts_what_was_done_before():
     def program(comm, resume_at=0):
         model = torch.nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent()
+        )
         shown = []
         for (x,) in worker.batches((X[:, None],), 2, epochs=4, resume_at=resume_at):
             shown.append(x.flatten().tolist())
@@ -329,7 +376,9 @@ def test_a_resumed_worker_counts_what_was_done_before():
         assert shown == all_shown[5:]
         assert counts_of_rest == counts
 
-    with pytest.raises(fs.InvalidField, match=r"'resume_at' must be at most the number of steps, 12 \(got 13\)"):
+    with pytest.raises(
+        fs.InvalidField, match=r"'resume_at' must be at most the number of steps, 12 \(got 13\)"
+    ):
         fs.launch(lambda comm: program(comm, resume_at=13), 2)
 
 
@@ -341,7 +390,9 @@ def test_augmentation_is_for_training_alone_and_repeats_when_resumed():
     data = fs.InMemory(torch.zeros(12), torch.arange(12), augment=noisy)
     made = batches.plan(data, 4, 2, fs.Disjoint(), None, workers=1, rank=0, seed=0)
     whole = [batch.data[0].tolist() for batch in made.batches(0, first_pass=0)]
-    assert len({value for batch in whole for value in batch}) == 24  # other noise for every sample in every epoch
+    assert (
+        len({value for batch in whole for value in batch}) == 24
+    )  # other noise for every sample in every epoch
     assert [batch.data[0].tolist() for batch in made.batches(4, first_pass=0)] == whole[4:]
     assert all(batch[0].eq(0).all() for batch, _ in in_order(data, 5))
     other_rank = batches.plan(data, 4, 2, fs.FullOverlap(), None, workers=2, rank=1, seed=0)
@@ -376,7 +427,7 @@ def test_tensors_are_indexed_at_once_and_not_sample_by_sample(monkeypatch):
     assert (x.tolist(), y.tolist()) == ([3, 1], [9, 1])
 
 
-# --- batches that grow --------------------------------------------------------------------------------------------
+# --- batches that grow ----------------------------------------------------------------------------
 
 
 @few
@@ -386,9 +437,14 @@ def test_tensors_are_indexed_at_once_and_not_sample_by_sample(monkeypatch):
     passes=st.integers(1, 4),
     initial=st.integers(1, 8),
 )
-def test_a_growing_batch_shows_every_sample_under_every_assignment(assignment, samples, passes, initial):
+def test_a_growing_batch_shows_every_sample_under_every_assignment(
+    assignment, samples, passes, initial
+):
     growth = fs.BatchGrowth(initial, at=(0.3, 0.7), factor=3)
-    shares = [plan(torch.arange(samples), growth, passes, assignment, workers=4, rank=rank) for rank in range(4)]
+    shares = [
+        plan(torch.arange(samples), growth, passes, assignment, workers=4, rank=rank)
+        for rank in range(4)
+    ]
     assert len({len(rows) for rows in shares}) == 1
     shown = np.bincount([sample for rows in shares for sample in seen(rows)], minlength=samples)
     due = passes * assignment.copies_among(4)
@@ -420,8 +476,12 @@ def test_a_larger_batch_takes_longer_in_the_simulator():
         )
 
     plain, grown = run(10), run(fs.BatchGrowth(10, at=(0.5,), factor=4))
-    assert plain.metrics["seconds"] == pytest.approx(0.5 * 2 * 48, abs=0.01)  # the rest: the final choice of a model
+    assert plain.metrics["seconds"] == pytest.approx(
+        0.5 * 2 * 48, abs=0.01
+    )  # the rest: the final choice of a model
     assert grown.metrics["steps"] == 48 + 12
     assert grown.metrics["seconds"] == pytest.approx(0.5 * 48 + 2.0 * 12, abs=0.01)
     assert grown.metrics["samples"] == plain.metrics["samples"] == 2 * 1437
-    assert grown.config["batch_size"] == "BatchGrowth(initial=10, at=(0.5,), factor=4, maximum=None)"
+    assert (
+        grown.config["batch_size"] == "BatchGrowth(initial=10, at=(0.5,), factor=4, maximum=None)"
+    )

@@ -1,4 +1,6 @@
-"""Data sets: small ones of the tests' own in every layout and with every fault, and the real ones where they are."""
+"""Data sets: small ones of the tests' own in every layout and with every fault, and the real
+ones where they are.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ from flockstep.data.datasets import (
     load_text,
     tiny_shakespeare,
 )
-from flockstep.data.files import DataFile, Files, Form, folders
+from flockstep.data.files import (
+    DataFile,
+    Files,
+    Form,
+    folders,
+)
 from flockstep.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -40,7 +47,9 @@ RANDOM = np.random.default_rng(0)
 
 def needs(name: str) -> pytest.MarkDecorator:
     """For tests with the real data."""
-    reason = f"data set {name!r} is not there: run 'flockstep data fetch {name}', or set FLOCKSTEP_DATA"
+    reason = (
+        f"data set {name!r} is not there: run 'flockstep data fetch {name}', or set FLOCKSTEP_DATA"
+    )
     return pytest.mark.skipif(not DATASETS[name].is_there(), reason=reason)
 
 
@@ -62,7 +71,11 @@ def message_of(error: type[Exception], call: Callable[[], object]) -> str:
 
 
 def idx_of(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 IMAGES = RANDOM.integers(0, 256, (7, 28, 28), dtype=np.uint8)
@@ -74,7 +87,9 @@ GREY = dict(zip(NAMES, map(idx_of, (IMAGES[:5], LABELS[:5], IMAGES[5:], LABELS[5
 def grey_files(contents: dict[str, bytes] = GREY) -> Files:
     """Files like those of MNIST, few and small, with the checksums of these contents."""
     packed = {name: gzip.compress(content) for name, content in contents.items()}
-    files = tuple(DataFile(f"{name}.gz", md5(packed[name]), None, md5(contents[name])) for name in contents)
+    files = tuple(
+        DataFile(f"{name}.gz", md5(packed[name]), None, md5(contents[name])) for name in contents
+    )
     return Files("grey", (Form(formats.idx, ("grey", "Grey/raw"), files),))
 
 
@@ -83,7 +98,10 @@ def grey_files(contents: dict[str, bytes] = GREY) -> Files:
 def test_idx_files_are_found_packed_or_not_in_both_layouts(tmp_path, folder, unpacked):
     for name, content in GREY.items():
         plain = name in unpacked
-        put(tmp_path / folder, {name if plain else f"{name}.gz": content if plain else gzip.compress(content)})
+        put(
+            tmp_path / folder,
+            {name if plain else f"{name}.gz": content if plain else gzip.compress(content)},
+        )
     train, test = load_idx(grey_files(), MNIST_PIXELS, [tmp_path])
     assert train.tensors[0].tolist() == IMAGES[:5, None].tolist()
     assert train.tensors[1].tolist() == LABELS[:5].tolist()
@@ -122,7 +140,9 @@ def test_missing_files_are_named_with_the_folders_and_the_remedy(tmp_path):
 
 def test_of_a_set_that_is_nearly_there_the_missing_file_is_named(tmp_path):
     put(tmp_path / "Grey/raw", {name: GREY[name] for name in NAMES if name != "t10k-images"})
-    assert "must have t10k-images[.gz] in" in message_of(DataError, lambda: grey_files().load([tmp_path]))
+    assert "must have t10k-images[.gz] in" in message_of(
+        DataError, lambda: grey_files().load([tmp_path])
+    )
 
 
 @pytest.mark.parametrize("name", ["t10k-labels", "t10k-labels.gz"])
@@ -130,7 +150,10 @@ def test_a_wrong_checksum_is_named_with_both_sums(tmp_path, name):
     put(tmp_path / "grey", {**{each: GREY[each] for each in NAMES[:3]}, name: b"other"})
     file = grey_files().forms[0].files[3]
     message = message_of(DataError, lambda: load_idx(grey_files(), MNIST_PIXELS, [tmp_path]))
-    assert message == f"{tmp_path}/grey/{name} must have md5 {file.variants[name]} (got {md5(b'other')})"
+    assert (
+        message
+        == f"{tmp_path}/grey/{name} must have md5 {file.variants[name]} (got {md5(b'other')})"
+    )
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -141,7 +164,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     message = message_of(DataError, lambda: grey_files().load([tmp_path]))
-    assert message == f"{tmp_path}/grey/train-images must be a file that can be read (got: Permission denied)"
+    assert (
+        message
+        == f"{tmp_path}/grey/train-images must be a file that can be read (got: Permission denied)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,22 +178,36 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
             IMAGES[5:, 1:],
             r"must hold images of bytes, each of shape (28, 28) (got uint8 of shape (2, 27, 28))",
         ),
-        ("train-labels", LABELS[:4], r"must hold 5 labels, whole numbers, one an image (got uint8 of shape (4,))"),
+        (
+            "train-labels",
+            LABELS[:4],
+            r"must hold 5 labels, whole numbers, one an image (got uint8 of shape (4,))",
+        ),
         ("train-labels", LABELS[:5] + 5, r"must hold labels of 0 to 9 (got 10 at 0)"),
-        ("train-images", LABELS, r"must hold images of bytes, each of shape (28, 28) (got uint8 of shape (7,))"),
+        (
+            "train-images",
+            LABELS,
+            r"must hold images of bytes, each of shape (28, 28) (got uint8 of shape (7,))",
+        ),
     ],
     ids=["shape", "count", "range", "labels for images"],
 )
 def test_wrong_shapes_and_labels_are_named_with_the_file(tmp_path, name, array, rule):
     contents = {**GREY, name: idx_of(array)}
     put(tmp_path / "grey", contents)
-    message = message_of(DataError, lambda: load_idx(grey_files(contents), MNIST_PIXELS, [tmp_path]))
+    message = message_of(
+        DataError, lambda: load_idx(grey_files(contents), MNIST_PIXELS, [tmp_path])
+    )
     assert message == f"{tmp_path}/grey/{name} {rule}"
 
 
 COLOUR = RANDOM.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)
 BATCHES = {
-    f"batch_{k}": bytes([k]) + COLOUR[2 * k].tobytes() + bytes([9 - k]) + COLOUR[2 * k + 1].tobytes() for k in range(3)
+    f"batch_{k}": bytes([k])
+    + COLOUR[2 * k].tobytes()
+    + bytes([9 - k])
+    + COLOUR[2 * k + 1].tobytes()
+    for k in range(3)
 }
 
 
@@ -195,7 +235,9 @@ def test_augmentation_comes_before_the_normalisation_so_that_the_border_is_black
     assert torch.equal(x, CIFAR10_PIXELS(raw)[0])
     assert y.tolist() == [0, 9, 1, 8]
     black = -torch.tensor(CIFAR10_PIXELS.mean) / torch.tensor(CIFAR10_PIXELS.std)
-    torch.testing.assert_close(CIFAR10_PIXELS(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))[0].flatten(), black)
+    torch.testing.assert_close(
+        CIFAR10_PIXELS(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))[0].flatten(), black
+    )
 
 
 TEXT = "To be, or not to be: that is the question.\n" * 5
@@ -217,13 +259,19 @@ def test_text_is_cut_into_windows_whose_targets_are_one_character_on(tmp_path, c
     cut = len(TEXT) * 9 // 10
     for part, text in zip(parts, (TEXT[:cut], TEXT[cut:]), strict=True):
         x, y = part.tensors
-        assert x.shape == y.shape == ((len(text) - 1) // context, context)  # only what fills no window is dropped
+        assert (
+            x.shape == y.shape == ((len(text) - 1) // context, context)
+        )  # only what fills no window is dropped
         assert "".join(SHAKESPEARE_ALPHABET[token] for token in x.flatten()) == text[: x.numel()]
-        assert "".join(SHAKESPEARE_ALPHABET[token] for token in y.flatten()) == text[1 : y.numel() + 1]
+        assert (
+            "".join(SHAKESPEARE_ALPHABET[token] for token in y.flatten()) == text[1 : y.numel() + 1]
+        )
         assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
 
 
-@pytest.mark.parametrize(("context", "rule"), [(0, "at least 1"), (2.5, "a whole number"), (True, "a whole number")])
+@pytest.mark.parametrize(
+    ("context", "rule"), [(0, "at least 1"), (2.5, "a whole number"), (True, "a whole number")]
+)
 def test_a_context_that_is_no_length_is_named(context, rule):
     message = message_of(fs.InvalidField, lambda: tiny_shakespeare(context))
     assert message == f"'context' must be {rule} (got {context})"
@@ -261,13 +309,18 @@ def test_a_user_without_a_home_is_told_to_set_the_variable(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("FLOCKSTEP_DATA", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert message_of(DataError, folders) == "FLOCKSTEP_DATA must be set for a user who has no home folder"
+    assert (
+        message_of(DataError, folders)
+        == "FLOCKSTEP_DATA must be set for a user who has no home folder"
+    )
     monkeypatch.setenv("FLOCKSTEP_DATA", "/data")
     assert folders() == [Path("/data")]
 
 
 def test_the_variable_and_the_cache_are_where_sets_are_looked_for(monkeypatch, tmp_path):
-    dataset = DataSet("grey", lambda: load_idx(grey_files(), MNIST_PIXELS), (1, 28, 28), 10, files=grey_files())
+    dataset = DataSet(
+        "grey", lambda: load_idx(grey_files(), MNIST_PIXELS), (1, 28, 28), 10, files=grey_files()
+    )
     monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert not dataset.is_there()
@@ -299,7 +352,9 @@ def test_a_folder_that_may_not_be_looked_into_has_no_data(monkeypatch, tmp_path)
         ("tinyshakespeare", (64,), torch.int64, 65, 1_115_394),
     ],
 )
-def test_the_table_says_what_a_model_will_see_without_any_file(monkeypatch, name, shape, dtype, classes, nbytes):
+def test_the_table_says_what_a_model_will_see_without_any_file(
+    monkeypatch, name, shape, dtype, classes, nbytes
+):
     monkeypatch.setenv("FLOCKSTEP_DATA", "/nowhere")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     dataset = find_dataset(name)
@@ -317,16 +372,24 @@ def test_the_files_of_cifar_are_looked_for_in_both_formats_and_layouts(tmp_path)
         for folder in form.folders:
             root = tmp_path / folder.replace("/", "-")
             put(root / folder, {file.name: b"" for file in form.files})
-            assert CIFAR10_FILES.find([root]) == (form, [root / folder / file.name for file in form.files])
+            assert CIFAR10_FILES.find([root]) == (
+                form,
+                [root / folder / file.name for file in form.files],
+            )
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
     message = message_of(fs.UnknownName, lambda: find_dataset("mnsit"))
-    assert message == "unknown data set 'mnsit'; known: cifar10, digits, fashion-mnist, mnist, tinyshakespeare"
+    assert (
+        message
+        == "unknown data set 'mnsit'; known: cifar10, digits, fashion-mnist, mnist, tinyshakespeare"
+    )
 
 
 def test_a_bad_count_is_named():
-    assert "'count' must be at least 1 (got 0)" in message_of(fs.InvalidField, lambda: DATASETS["mnist"].example(0))
+    assert "'count' must be at least 1 (got 0)" in message_of(
+        fs.InvalidField, lambda: DATASETS["mnist"].example(0)
+    )
 
 
 def test_digits_need_no_file_and_are_loaded_once():
@@ -339,15 +402,41 @@ def test_digits_need_no_file_and_are_loaded_once():
 
 @needs("mnist")
 def test_the_real_mnist():
-    train, test = check("mnist", 60_000, 10_000, first=[5, 0, 4], last=6, mean=[0.1307], std=[0.3081])
-    assert torch.bincount(train.tensors[1]).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert torch.bincount(test.tensors[1]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    train, test = check(
+        "mnist", 60_000, 10_000, first=[5, 0, 4], last=6, mean=[0.1307], std=[0.3081]
+    )
+    assert torch.bincount(train.tensors[1]).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
+    assert torch.bincount(test.tensors[1]).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert pickle.loads(pickle.dumps(test)).prepare == MNIST_PIXELS
 
 
 @needs("fashion-mnist")
 def test_the_real_fashion_mnist():
-    train, test = check("fashion-mnist", 60_000, 10_000, first=[9, 0, 0], last=5, mean=[0.2860], std=[0.3530])
+    train, test = check(
+        "fashion-mnist", 60_000, 10_000, first=[9, 0, 0], last=5, mean=[0.2860], std=[0.3530]
+    )
     assert torch.bincount(train.tensors[1]).tolist() == [6000] * 10
     assert torch.bincount(test.tensors[1]).tolist() == [1000] * 10
 
@@ -362,19 +451,27 @@ def test_the_real_cifar10():
 
 
 def check(name, train_count, test_count, first, last, mean, std):
-    """What every set of images has: its counts, shapes, types, first and last labels, and the moments of its pixels."""
+    """What every set of images has: its counts, shapes, types, first and last labels, and the
+    moments of its pixels.
+    """
     dataset = DATASETS[name]
     train, test = dataset.load()
     assert dataset.load()[0] is train
     assert (len(train), len(test)) == (train_count, test_count)
     for part in (train, test):
         x, y = part.batch(torch.arange(5))
-        assert (x.shape, x.dtype, y.dtype) == ((5, *dataset.sample_shape), torch.float32, torch.int64)
+        assert (x.shape, x.dtype, y.dtype) == (
+            (5, *dataset.sample_shape),
+            torch.float32,
+            torch.int64,
+        )
         assert part.tensors[0].dtype == torch.uint8
     assert train.tensors[1][:3].tolist() == first
     assert test.tensors[1][-1] == last
     pixels = train.tensors[0]
-    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in pixels.unbind(1)]).double()
+    counts = torch.stack(
+        [torch.bincount(channel.flatten(), minlength=256) for channel in pixels.unbind(1)]
+    ).double()
     share, values = counts / counts.sum(1, keepdim=True), torch.arange(256) / 255
     means = share @ values.double()
     stds = (share @ values.double() ** 2 - means**2).sqrt()
@@ -390,7 +487,10 @@ def test_the_real_shakespeare():
     assert train.tensors[0].shape == (15_685, 64)
     assert test.tensors[0].shape == (1_742, 64)
     assert int(train.tensors[0].max()) == 64
-    assert "".join(SHAKESPEARE_ALPHABET[token] for token in train.tensors[0][0, :14]) == "First Citizen:"
+    assert (
+        "".join(SHAKESPEARE_ALPHABET[token] for token in train.tensors[0][0, :14])
+        == "First Citizen:"
+    )
     assert torch.equal(train.tensors[0][1:, 0], train.tensors[1][:-1, -1])
     assert tiny_shakespeare(64)[0] is train
     assert tiny_shakespeare(context=128)[0].tensors[0].shape == (7_842, 128)
@@ -418,9 +518,12 @@ def test_a_real_file_with_one_byte_changed_is_refused(tmp_path):
 def test_the_real_files_are_known_unpacked_and_in_torchvisions_folders(tmp_path, name, folder):
     files = DATASETS[name].files
     _, paths = files.find()
-    contents = {path.stem if path.suffix == ".gz" else path.name: path.read_bytes() for path in paths}
+    contents = {
+        path.stem if path.suffix == ".gz" else path.name: path.read_bytes() for path in paths
+    }
     plain = {
-        each: gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content for each, content in contents.items()
+        each: gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        for each, content in contents.items()
     }
     put(tmp_path / folder, plain)
     train_images, _, _, test_labels = (array for _, array in files.load([tmp_path]))

@@ -1,4 +1,6 @@
-"""Downloads from servers on this machine that are honest, fail and lie; after each, what is in the folder."""
+"""Downloads from servers on this machine that are honest, fail and lie; after each, what is in
+the folder.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,28 @@ from tests.data.lying_server import (
 )
 
 import flockstep as fs
-from flockstep.data.datasets import DATASETS, MNIST_PIXELS, DataSet, load_idx
+from flockstep.data.datasets import (
+    DATASETS,
+    MNIST_PIXELS,
+    DataSet,
+    load_idx,
+)
 from flockstep.data.fetching import fetch
-from flockstep.data.files import Archive, DataFile, Files, Form
+from flockstep.data.files import (
+    Archive,
+    DataFile,
+    Files,
+    Form,
+)
 from flockstep.errors import DataError
 
 CONTENT = os.urandom(200_000)
 OTHER = os.urandom(200_000)
 HALF = 70_000
-QUICK = {"timeout": 20, "pause_seconds": 0.01}  # nothing but a stall takes the time, even on a busy machine
+QUICK = {
+    "timeout": 20,
+    "pause_seconds": 0.01,
+}  # nothing but a stall takes the time, even on a busy machine
 
 Serve = Callable[..., Mirror]
 
@@ -62,7 +77,9 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-def data_set(*files: DataFile, archive: Archive | None = None, folders: tuple[str, ...] = ("small",)) -> DataSet:
+def data_set(
+    *files: DataFile, archive: Archive | None = None, folders: tuple[str, ...] = ("small",)
+) -> DataSet:
     files = files or (DataFile("a.bin", md5(CONTENT), len(CONTENT)),)
     form = Form(lambda _, content: content, folders, files)
     return DataSet("small", lambda: None, (1,), 10, files=Files("small", (form,), archive=archive))
@@ -73,7 +90,9 @@ SIZE_UNKNOWN = data_set(DataFile("a.bin", md5(CONTENT)))
 
 
 def get(folder: Path, *mirrors: Mirror, dataset: DataSet = SMALL, **options) -> list[Path]:
-    return fetch(dataset, folder, mirrors=[mirror.url for mirror in mirrors], **{**QUICK, **options})
+    return fetch(
+        dataset, folder, mirrors=[mirror.url for mirror in mirrors], **{**QUICK, **options}
+    )
 
 
 def failure(folder: Path, *mirrors: Mirror, **options) -> str:
@@ -85,7 +104,11 @@ def failure(folder: Path, *mirrors: Mirror, **options) -> str:
 
 def state(folder: Path) -> dict[str, bytes]:
     """Every file in a folder, by its path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def left(folder: Path, content: bytes, name: str = "small/a.bin.part") -> None:
@@ -121,7 +144,9 @@ def test_a_download_that_ends_early_goes_on_where_it_ended(serve, tmp_path):
 def test_one_that_ends_early_every_time_is_given_up_and_the_next_fetch_goes_on(serve, tmp_path):
     mirror = serve(truncates(HALF))
     message = failure(tmp_path, mirror)
-    assert message.endswith(f"small/a.bin could not be fetched from {mirror.url}: ended after 70000 of 200000 bytes")
+    assert message.endswith(
+        f"small/a.bin could not be fetched from {mirror.url}: ended after 70000 of 200000 bytes"
+    )
     assert mirror.ranges == [None, REST, REST]
     assert state(tmp_path) == BEGUN
     honest_mirror = serve(honest)
@@ -169,7 +194,12 @@ def test_wrong_content_is_deleted_and_the_next_mirror_asked_for_all(serve, tmp_p
 
 
 def test_when_all_mirrors_fail_one_line_says_what_happened_at_each(serve, tmp_path):
-    mirrors = [serve(lies(OTHER)), serve(status(404)), serve(status(503)), serve(lies(b"<html>not found</html>"))]
+    mirrors = [
+        serve(lies(OTHER)),
+        serve(status(404)),
+        serve(status(503)),
+        serve(lies(b"<html>not found</html>")),
+    ]
     message = failure(tmp_path, *mirrors)
     assert message == f"{tmp_path}/small/a.bin could not be fetched from " + "; from ".join(
         f"{mirror.url}: {reason}"
@@ -184,7 +214,12 @@ def test_when_all_mirrors_fail_one_line_says_what_happened_at_each(serve, tmp_pa
             strict=True,
         )
     )
-    assert [len(mirror.asked) for mirror in mirrors] == [1, 1, 3, 1]  # only what may pass is tried again
+    assert [len(mirror.asked) for mirror in mirrors] == [
+        1,
+        1,
+        3,
+        1,
+    ]  # only what may pass is tried again
     assert state(tmp_path) == {}
 
 
@@ -237,7 +272,9 @@ def test_a_wrong_content_range_is_not_believed(serve, tmp_path):
 def test_a_wrong_content_range_is_named(serve, tmp_path):
     left(tmp_path, CONTENT[:HALF])
     message = failure(tmp_path, serve(wrong_range), attempts=1)
-    assert message.endswith("must answer bytes=70000- with that range (got 'bytes 0-199999/200000')")
+    assert message.endswith(
+        "must answer bytes=70000- with that range (got 'bytes 0-199999/200000')"
+    )
     assert state(tmp_path) == {}
 
 
@@ -269,7 +306,9 @@ def test_a_file_of_unknown_size_that_is_announced_as_too_long_is_not_read(serve,
     assert state(tmp_path) == {}
 
 
-@pytest.mark.parametrize("answer", [honest, without_length], ids=["length announced", "length not announced"])
+@pytest.mark.parametrize(
+    "answer", [honest, without_length], ids=["length announced", "length not announced"]
+)
 def test_a_file_of_unknown_size_is_verified_all_the_same(serve, tmp_path, answer):
     get(tmp_path, serve(answer), dataset=SIZE_UNKNOWN)
     assert state(tmp_path) == WHOLE
@@ -377,12 +416,16 @@ def test_a_second_fetch_at_the_same_time_is_refused(serve, tmp_path):
             messages.append(failure(tmp_path, mirror))
 
     get(tmp_path, mirror, watch=fetch_too)
-    assert messages == [f"{tmp_path}/small/a.bin.part must be written by one program at a time (another does)"]
+    assert messages == [
+        f"{tmp_path}/small/a.bin.part must be written by one program at a time (another does)"
+    ]
     assert len(mirror.asked) == 1
     assert state(tmp_path) == WHOLE
 
 
-def test_a_file_that_got_its_name_just_before_it_was_locked_is_not_written_to(serve, tmp_path, monkeypatch):
+def test_a_file_that_got_its_name_just_before_it_was_locked_is_not_written_to(
+    serve, tmp_path, monkeypatch
+):
     left(tmp_path, CONTENT[:HALF])
     part, lock = tmp_path / "small/a.bin.part", fcntl.flock
 
@@ -400,7 +443,10 @@ def test_a_folder_that_cannot_be_made_is_named(serve, tmp_path):
     (tmp_path / "file").touch()
     mirror = serve(honest)
     message = failure(tmp_path / "file", mirror)
-    assert message == f"{tmp_path}/file/small/a.bin.part must be a file that can be written (got: Not a directory)"
+    assert (
+        message
+        == f"{tmp_path}/file/small/a.bin.part must be a file that can be written (got: Not a directory)"
+    )
     assert mirror.asked == []
 
 
@@ -408,7 +454,9 @@ def test_a_full_disk_is_named(serve, tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "small/a.bin.part").symlink_to("/dev/full")
     message = failure(tmp_path, serve(honest))
-    assert message == (f"{tmp_path}/small/a.bin.part must be a file that can be written (got: No space left on device)")
+    assert message == (
+        f"{tmp_path}/small/a.bin.part must be a file that can be written (got: No space left on device)"
+    )
     assert state(tmp_path) == {}
 
 
@@ -417,14 +465,19 @@ def test_files_that_are_there_are_not_downloaded_again(serve, tmp_path):
     both = data_set(*SMALL.files.forms[0].files, DataFile("b.bin", md5(OTHER), len(OTHER)))
     mirror = serve(honest, **{"b.bin": OTHER})
     for _ in range(2):
-        assert get(tmp_path, mirror, dataset=both) == [tmp_path / "small/a.bin", tmp_path / "small/b.bin"]
+        assert get(tmp_path, mirror, dataset=both) == [
+            tmp_path / "small/a.bin",
+            tmp_path / "small/b.bin",
+        ]
     assert mirror.asked == [("/b.bin", None)]
     assert state(tmp_path) == {**WHOLE, "small/b.bin": OTHER}
 
 
 def test_a_set_that_lies_unpacked_in_another_layout_is_not_downloaded_again(serve, tmp_path):
     packed = gzip.compress(CONTENT)
-    dataset = data_set(DataFile("a.gz", md5(packed), len(packed), md5(CONTENT)), folders=("small", "Small/raw"))
+    dataset = data_set(
+        DataFile("a.gz", md5(packed), len(packed), md5(CONTENT)), folders=("small", "Small/raw")
+    )
     left(tmp_path, CONTENT, "Small/raw/a")
     mirror = serve(honest)
     assert get(tmp_path, mirror, dataset=dataset) == [tmp_path / "Small/raw/a"]
@@ -455,7 +508,10 @@ def tar(members: dict[str, bytes], *links: tuple[str, str]) -> bytes:
 
 def archived(content: bytes) -> DataSet:
     """A data set of two files that come in an archive."""
-    files = (DataFile("a.bin", md5(CONTENT), len(CONTENT)), DataFile("b.bin", md5(OTHER), len(OTHER)))
+    files = (
+        DataFile("a.bin", md5(CONTENT), len(CONTENT)),
+        DataFile("b.bin", md5(OTHER), len(OTHER)),
+    )
     archive = Archive("all.tar.gz", md5(content), len(content), folder="batches")
     return data_set(*files, archive=archive, folders=("small/batches",))
 
@@ -473,9 +529,16 @@ def test_an_archive_is_unpacked_and_removed_also_when_it_comes_in_pieces(serve, 
 
 
 def test_of_an_archive_only_the_known_files_are_unpacked(serve, tmp_path):
-    evil = {"../evil": b"evil", "/evil": b"evil", "batches/../../evil": b"evil", "elsewhere/a.bin": OTHER}
+    evil = {
+        "../evil": b"evil",
+        "/evil": b"evil",
+        "batches/../../evil": b"evil",
+        "elsewhere/a.bin": OTHER,
+    }
     packed = tar(
-        {**evil, "batches/a.bin": CONTENT, "batches/b.bin": OTHER}, ("batches/a.bin", "/etc/passwd"), ("batches", "/")
+        {**evil, "batches/a.bin": CONTENT, "batches/b.bin": OTHER},
+        ("batches/a.bin", "/etc/passwd"),
+        ("batches", "/"),
     )
     get(tmp_path / "data", serve(honest, **{"all.tar.gz": packed}), dataset=archived(packed))
     assert state(tmp_path / "data") == UNPACKED
@@ -503,16 +566,30 @@ def test_an_archive_that_was_left_whole_is_unpacked_without_a_request(serve, tmp
 @pytest.mark.parametrize(
     ("packed", "reason", "kept"),
     [
-        (tar({"batches/a.bin": OTHER}), f"a.bin must have md5 {md5(CONTENT)} (got {md5(OTHER)})", {}),
-        (tar({"batches/b.bin": OTHER}), "must have batches/a.bin in it", {"small/batches/b.bin": OTHER}),
+        (
+            tar({"batches/a.bin": OTHER}),
+            f"a.bin must have md5 {md5(CONTENT)} (got {md5(OTHER)})",
+            {},
+        ),
+        (
+            tar({"batches/b.bin": OTHER}),
+            "must have batches/a.bin in it",
+            {"small/batches/b.bin": OTHER},
+        ),
         (tar({}, ("batches/a.bin", "/etc/passwd")), "must have batches/a.bin in it", {}),
         (OTHER, "must be a tar.gz file (got: not a gzip file)", {}),
-        (PACKED[:HALF], "must be a tar.gz file (got: Compressed file ended before the end-of-stream marker", {}),
+        (
+            PACKED[:HALF],
+            "must be a tar.gz file (got: Compressed file ended before the end-of-stream marker",
+            {},
+        ),
     ],
     ids=["wrong member", "missing member", "link", "no tar", "half a tar"],
 )
 def test_an_archive_that_is_not_what_it_should_be_is_deleted(serve, tmp_path, packed, reason, kept):
-    assert reason in failure(tmp_path, serve(honest, **{"all.tar.gz": packed}), dataset=archived(packed))
+    assert reason in failure(
+        tmp_path, serve(honest, **{"all.tar.gz": packed}), dataset=archived(packed)
+    )
     assert state(tmp_path) == kept
 
 
@@ -525,7 +602,10 @@ def test_a_set_that_needs_no_files_is_not_fetched(tmp_path):
     ("options", "message"),
     [
         ({"mirrors": []}, r"'mirrors' must be one or more addresses \(got \(\)\)"),
-        ({"mirrors": ["file:///etc/"]}, r"'mirrors' must start with http:// or https:// \(got 'file:///etc/'\)"),
+        (
+            {"mirrors": ["file:///etc/"]},
+            r"'mirrors' must start with http:// or https:// \(got 'file:///etc/'\)",
+        ),
         ({"timeout": 0}, "'timeout' must be between 0.001 and 3600"),
         ({"attempts": 0}, "'attempts' must be at least 1"),
         ({"pause_seconds": -1}, "'pause_seconds' must be between 0 and 8"),
@@ -543,7 +623,9 @@ def test_the_real_mnist_comes_whole_through_a_mirror(serve, tmp_path):
         pytest.skip("data set 'mnist' is not there, or not packed: flockstep data fetch mnist")
     mirror = serve(honest, **{path.name: path.read_bytes() for path in found[1]})
     fetched = get(tmp_path, mirror, dataset=DATASETS["mnist"])
-    assert [path.relative_to(tmp_path) for path in fetched] == [Path("mnist") / path.name for path in found[1]]
+    assert [path.relative_to(tmp_path) for path in fetched] == [
+        Path("mnist") / path.name for path in found[1]
+    ]
     assert sorted(state(tmp_path)) == sorted(f"mnist/{path.name}" for path in found[1])
     train, test = load_idx(DATASETS["mnist"].files, MNIST_PIXELS, [tmp_path])
     assert (len(train), len(test)) == (60_000, 10_000)

@@ -1,4 +1,6 @@
-"""Readers of idx, of CIFAR's two formats and of text: what is right is read, what is wrong is named."""
+"""Readers of idx, of CIFAR's two formats and of text: what is right is read, what is wrong is
+named.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,24 @@ SMALL_IDX = idx_file(np.arange(6, dtype="u1").reshape(2, 3))
         (SMALL_IDX[:6], r"must have 12 bytes before its numbers, of 2 dimensions \(got 6\)"),
         (SMALL_IDX[:-1], r"must be 18 bytes long for an array of shape \(2, 3\) \(got 17\)"),
         (SMALL_IDX + b"\x00", r"must be 18 bytes long for an array of shape \(2, 3\) \(got 19\)"),
-        (b"\x00\x00\x08\x02" + b"\xff" * 8, r"for an array of shape \(4294967295, 4294967295\) \(got 12\)"),
+        (
+            b"\x00\x00\x08\x02" + b"\xff" * 8,
+            r"for an array of shape \(4294967295, 4294967295\) \(got 12\)",
+        ),
         (b"\x00\x00\x0e\x04" + bytes(4) + b"\xff" * 12, r"must be an array that numpy can hold"),
     ],
     ids=[
-        *("nothing", "short magic", "gz", "type", "no dimension", "many dimensions", "half a header", "short", "long"),
+        *(
+            "nothing",
+            "short magic",
+            "gz",
+            "type",
+            "no dimension",
+            "many dimensions",
+            "half a header",
+            "short",
+            "long",
+        ),
         *("huge", "empty and huge"),
     ],
 )
@@ -80,7 +95,12 @@ def test_what_is_no_idx_file_is_named(content, message):
 
 @pytest.mark.parametrize(
     "content",
-    [b"no gzip", gzip.compress(b"a" * 999)[:-9], gzip.compress(b"a") + b"tail", b"\x1f\x8b\x08" + b"\xff" * 30],
+    [
+        b"no gzip",
+        gzip.compress(b"a" * 999)[:-9],
+        gzip.compress(b"a") + b"tail",
+        b"\x1f\x8b\x08" + b"\xff" * 30,
+    ],
     ids=["text", "truncated", "with a tail", "garbage"],
 )
 def test_what_is_no_gz_file_is_named(content):
@@ -91,9 +111,13 @@ def test_what_is_no_gz_file_is_named(content):
 def test_images_of_another_shape_or_type_are_named():
     images = np.zeros((5, 28, 28), np.uint8)
     assert formats.images("file", images, (28, 28)) is images
-    with pytest.raises(DataError, match=r"^file must hold .* shape \(28, 28\) \(got uint8 of shape \(5, 28, 27\)\)"):
+    with pytest.raises(
+        DataError, match=r"^file must hold .* shape \(28, 28\) \(got uint8 of shape \(5, 28, 27\)\)"
+    ):
         formats.images("file", images[..., 1:], (28, 28))
-    with pytest.raises(DataError, match=r"must hold images of bytes, .* \(got int32 of shape \(5, 28, 28\)\)"):
+    with pytest.raises(
+        DataError, match=r"must hold images of bytes, .* \(got int32 of shape \(5, 28, 28\)\)"
+    ):
         formats.images("file", images.astype(np.int32), (28, 28))
 
 
@@ -103,9 +127,15 @@ def test_images_of_another_shape_or_type_are_named():
         ([0, 9, 10, 11], r"must hold labels of 0 to 9 \(got 10 at 2\)"),
         ([0, -1, 2, 3], r"must hold labels of 0 to 9 \(got -1 at 1\)"),
         ([0, 1, 2, 2**70], r"must hold labels of 0 to 9 \(got 1180591620717411303424 at 3\)"),
-        ([1, 2, 3], r"must hold 4 labels, whole numbers, one an image \(got int64 of shape \(3,\)\)"),
+        (
+            [1, 2, 3],
+            r"must hold 4 labels, whole numbers, one an image \(got int64 of shape \(3,\)\)",
+        ),
         (np.zeros((4, 1), np.uint8), r"must hold 4 labels, .* \(got uint8 of shape \(4, 1\)\)"),
-        (np.full(4, np.nan), r"must hold 4 labels, whole numbers, one an image \(got float64 of shape \(4,\)\)"),
+        (
+            np.full(4, np.nan),
+            r"must hold 4 labels, whole numbers, one an image \(got float64 of shape \(4,\)\)",
+        ),
     ],
 )
 def test_labels_that_cannot_be_are_named(labels, message):
@@ -118,7 +148,9 @@ LABELS = [3, 0, 9, 5]
 
 
 def cifar_binary(labels=LABELS, images=IMAGES) -> bytes:
-    return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
+    return b"".join(
+        bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True)
+    )
 
 
 def test_a_binary_batch_is_read():
@@ -148,7 +180,9 @@ class Python2:
 
     def bytes(self, value: bytes) -> bytes:
         short = len(value) < 256
-        return (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value
+        return (
+            b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))
+        ) + value
 
     def number(self, value: int) -> bytes:
         return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + struct.pack("<i", value)
@@ -159,7 +193,9 @@ class Python2:
     def dict(self, values: dict[bytes, bytes]) -> bytes:
         return b"}(" + b"".join(self.bytes(key) + value for key, value in values.items()) + b"u"
 
-    def array(self, content: bytes, shape: tuple[int, ...], code: bytes = b"u1", fortran: bool = False) -> bytes:
+    def array(
+        self, content: bytes, shape: tuple[int, ...], code: bytes = b"u1", fortran: bool = False
+    ) -> bytes:
         """numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b'), then its state."""
         made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
         dtype = (
@@ -168,7 +204,15 @@ class Python2:
             + b"K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         )
         numbers = b"(" + b"".join(map(self.number, shape)) + b"t"
-        return made + b"(K\x01" + numbers + dtype + (b"\x88" if fortran else b"\x89") + self.bytes(content) + b"tb"
+        return (
+            made
+            + b"(K\x01"
+            + numbers
+            + dtype
+            + (b"\x88" if fortran else b"\x89")
+            + self.bytes(content)
+            + b"tb"
+        )
 
     def file(self, value: bytes) -> bytes:
         return b"\x80\x02" + value + b"."
@@ -191,7 +235,9 @@ def cifar_python(**changes: bytes) -> bytes:
 
 def test_the_pickles_of_these_tests_are_what_numpy_itself_would_read():
     batch = pickle.loads(
-        cifar_python(data=PY2.array(b"\x01\x02", (1, 2)).replace(b"K\x00K\x01\x87R(", b"\x89\x88\x87R(")),
+        cifar_python(
+            data=PY2.array(b"\x01\x02", (1, 2)).replace(b"K\x00K\x01\x87R(", b"\x89\x88\x87R(")
+        ),
         encoding="bytes",
     )
     np.testing.assert_array_equal(batch[b"data"], [[1, 2]])
@@ -208,7 +254,9 @@ def test_a_python_batch_is_read_without_a_warning():
 
 def test_a_python_batch_in_the_order_of_fortran_is_read():
     rows = IMAGES.reshape(4, 3072)
-    images, _ = formats.cifar_python("file", cifar_python(data=PY2.array(rows.tobytes("F"), (4, 3072), fortran=True)))
+    images, _ = formats.cifar_python(
+        "file", cifar_python(data=PY2.array(rows.tobytes("F"), (4, 3072), fortran=True))
+    )
     np.testing.assert_array_equal(images, IMAGES)
 
 
@@ -221,15 +269,42 @@ def test_a_python_batch_in_the_order_of_fortran_is_read():
         (cifar_python(labels=b""), r"must be a dict with 'data' and 'labels' \(got .*b'filenames'"),
         (cifar_python(data=PY2.bytes(b"pixels")), r"must hold an array as 'data' \(got bytes\)"),
         (cifar_python(data=b"cnumpy\nndarray\n)R"), r"must hold 'data' of type b'u1' \(got None\)"),
-        (cifar_python(data=PY2.array(bytes(8), (1, 8), b"i8")), r"must hold 'data' of type b'u1' \(got b'i8'\)"),
-        (cifar_python(data=PY2.array(bytes(9), (4, 3072))), r"must hold 'data' of as many bytes as its shape says"),
-        (cifar_python(data=PY2.array(bytes(12), (4, 3))), r"of shape \(images, 3072\) \(got \(4, 3\)\)"),
-        (cifar_python(data=PY2.array(bytes(3072), (3072,))), r"of shape \(images, 3072\) \(got \(3072,\)\)"),
-        (cifar_python(labels=PY2.bytes(b"\x01" * 4)), r"must hold a list of whole numbers as 'labels' \(got bytes\)"),
-        (cifar_python(labels=PY2.list([b"G" + bytes(8)] * 4)), r"must hold a list of whole numbers as 'labels'"),
-        (cifar_python(labels=PY2.list([PY2.number(10)] * 4)), r"must hold labels of 0 to 9 \(got 10 at 0\)"),
-        (cifar_python(labels=PY2.list([PY2.number(-7)] * 4)), r"must hold labels of 0 to 9 \(got -7 at 0\)"),
-        (cifar_python(labels=PY2.list([PY2.number(1)] * 3)), r"must hold 4 labels, .* \(got int64 of shape \(3,\)\)"),
+        (
+            cifar_python(data=PY2.array(bytes(8), (1, 8), b"i8")),
+            r"must hold 'data' of type b'u1' \(got b'i8'\)",
+        ),
+        (
+            cifar_python(data=PY2.array(bytes(9), (4, 3072))),
+            r"must hold 'data' of as many bytes as its shape says",
+        ),
+        (
+            cifar_python(data=PY2.array(bytes(12), (4, 3))),
+            r"of shape \(images, 3072\) \(got \(4, 3\)\)",
+        ),
+        (
+            cifar_python(data=PY2.array(bytes(3072), (3072,))),
+            r"of shape \(images, 3072\) \(got \(3072,\)\)",
+        ),
+        (
+            cifar_python(labels=PY2.bytes(b"\x01" * 4)),
+            r"must hold a list of whole numbers as 'labels' \(got bytes\)",
+        ),
+        (
+            cifar_python(labels=PY2.list([b"G" + bytes(8)] * 4)),
+            r"must hold a list of whole numbers as 'labels'",
+        ),
+        (
+            cifar_python(labels=PY2.list([PY2.number(10)] * 4)),
+            r"must hold labels of 0 to 9 \(got 10 at 0\)",
+        ),
+        (
+            cifar_python(labels=PY2.list([PY2.number(-7)] * 4)),
+            r"must hold labels of 0 to 9 \(got -7 at 0\)",
+        ),
+        (
+            cifar_python(labels=PY2.list([PY2.number(1)] * 3)),
+            r"must hold 4 labels, .* \(got int64 of shape \(3,\)\)",
+        ),
     ],
 )
 def test_what_is_no_python_batch_is_named(content, message):
@@ -277,7 +352,9 @@ def test_a_malicious_pickle_does_not_run(protocol, tmp_path):
 @settings(deadline=None, max_examples=300)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_python_batch_is_read_or_named(at, byte, cut):
-    content = bytearray(cifar_python(data=PY2.array(bytes(3072), (1, 3072)), labels=PY2.list([PY2.number(1)])))
+    content = bytearray(
+        cifar_python(data=PY2.array(bytes(3072), (1, 3072)), labels=PY2.list([PY2.number(1)]))
+    )
     # The pixels are most of it, and any pixels are right: all the rest is damaged in turn.
     places = [place for place in range(len(content)) if content[place] or place < 60]
     at = places[at % len(places)]

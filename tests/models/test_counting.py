@@ -1,4 +1,6 @@
-"""Parameters, operations and their ratio, against sums written out by hand and against published figures."""
+"""Parameters, operations and their ratio, against sums written out by hand and against published
+figures.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flockstep.counting import cc_ratio, count_parameters, flops_per_sample
 from flockstep.errors import InvalidField
-from flockstep.models import GPT, MLP, Cifar10Full, DenseNet40, DigitsCNN, LeNet, LeNet5, ResNet18, ResNet20, RowLSTM
+from flockstep.models import (
+    GPT,
+    MLP,
+    Cifar10Full,
+    DenseNet40,
+    DigitsCNN,
+    LeNet,
+    LeNet5,
+    ResNet18,
+    ResNet20,
+    RowLSTM,
+)
+from flockstep.models.counting import cc_ratio, count_parameters, flops_per_sample
 
 GREY, COLOUR = torch.zeros(2, 1, 28, 28), torch.zeros(2, 3, 32, 32)
 
 
 def convolution(inputs, outputs, kernel, pixels):
-    """Multiply-adds: each output value of a square image is a sum over all inputs and the kernel."""
+    """Multiply-adds: each output value of a square image is a sum over all inputs and the
+    kernel.
+    """
     return outputs * pixels**2 * inputs * kernel**2
 
 
@@ -36,7 +51,9 @@ def residual(stages, blocks, projected):
 
 
 def dense(growth):
-    """Multiply-adds of DenseNet-40: three blocks of twelve layers, transitions of 1×1 between them."""
+    """Multiply-adds of DenseNet-40: three blocks of twelve layers, transitions of 1×1 between
+    them.
+    """
     total, channels = convolution(3, 16, 3, 32), 16
     for pixels in (32, 16, 8):
         for _ in range(12):
@@ -47,7 +64,9 @@ def dense(growth):
 
 
 def decoder(length, layers, width, vocabulary):
-    """Multiply-adds of a GPT: queries, keys, values, output; scores and sums over the whole length; 4× and back."""
+    """Multiply-adds of a GPT: queries, keys, values, output; scores and sums over the whole
+    length; 4× and back.
+    """
     projections = length * width * 3 * width + length * width * width
     attention = length * length * width + length * length * width
     features = length * width * 4 * width + length * 4 * width * width
@@ -61,14 +80,25 @@ BY_HAND = {
         GREY,
         convolution(1, 6, 5, 28) + convolution(6, 16, 5, 10) + 400 * 120 + 120 * 84 + 84 * 10,
     ),
-    "LeNet": (LeNet, GREY, convolution(1, 20, 5, 28) + convolution(20, 50, 5, 10) + 1250 * 500 + 500 * 10),
+    "LeNet": (
+        LeNet,
+        GREY,
+        convolution(1, 20, 5, 28) + convolution(20, 50, 5, 10) + 1250 * 500 + 500 * 10,
+    ),
     "Cifar10Full": (
         Cifar10Full,
         COLOUR,
-        convolution(3, 32, 5, 32) + convolution(32, 32, 5, 16) + convolution(32, 64, 5, 8) + 1024 * 10,
+        convolution(3, 32, 5, 32)
+        + convolution(32, 32, 5, 16)
+        + convolution(32, 64, 5, 8)
+        + 1024 * 10,
     ),
     "ResNet20": (ResNet20, COLOUR, residual([(16, 32), (32, 16), (64, 8)], 3, projected=False)),
-    "ResNet18": (ResNet18, COLOUR, residual([(64, 32), (128, 16), (256, 8), (512, 4)], 2, projected=True)),
+    "ResNet18": (
+        ResNet18,
+        COLOUR,
+        residual([(64, 32), (128, 16), (256, 8), (512, 4)], 2, projected=True),
+    ),
     "ResNet18-group": (
         lambda: ResNet18("group"),
         COLOUR,
@@ -76,11 +106,16 @@ BY_HAND = {
     ),
     "DenseNet40": (DenseNet40, COLOUR, dense(12)),
     "DenseNet40-growth-3": (lambda: DenseNet40(growth=3), COLOUR, dense(3)),
-    # Four gates, each from the row's 128 features and from the 128 of the state, at each of the 28 rows.
+    # Four gates, each from the row's 128 features and from the 128 of the state, at each of the 28
+    # rows.
     "RowLSTM": (RowLSTM, GREY, 28 * (28 * 128 + 4 * (128 + 128) * 128) + 128 * 10),
     "GPT": (GPT, torch.zeros(2, 64, dtype=torch.long), decoder(64, 4, 128, 65)),
     "GPT-short": (GPT, torch.zeros(3, 10, dtype=torch.long), decoder(10, 4, 128, 65)),
-    "DigitsCNN": (DigitsCNN, torch.zeros(2, 64), convolution(1, 32, 3, 8) + convolution(32, 64, 3, 8) + 1024 * 10),
+    "DigitsCNN": (
+        DigitsCNN,
+        torch.zeros(2, 64),
+        convolution(1, 32, 3, 8) + convolution(32, 64, 3, 8) + 1024 * 10,
+    ),
 }
 
 
@@ -100,14 +135,23 @@ def test_operations_are_those_of_the_sum_by_hand(name):
 )
 def test_multiply_adds_are_those_that_were_published(model, example, published, tolerance):
     with torch.device("meta"):
-        assert flops_per_sample(model(), example.to("meta")) / 2 == pytest.approx(published, rel=tolerance)
+        assert flops_per_sample(model(), example.to("meta")) / 2 == pytest.approx(
+            published, rel=tolerance
+        )
 
 
 class ResNet50(nn.Sequential):
-    """For ImageNet, as published: a stage's first block strides in its first convolution (He et al., 2015)."""
+    """For ImageNet, as published: a stage's first block strides in its first convolution (He et
+    al., 2015).
+    """
 
     def __init__(self):
-        layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        layers = [
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        ]
         inputs = 64
         for width, blocks, stride in [(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]:
             for block in range(blocks):
@@ -124,8 +168,12 @@ class Bottleneck(nn.Module):
             return [nn.Conv2d(*arguments, bias=False), nn.BatchNorm2d(arguments[1])]
 
         narrow, middle = convolved(inputs, width, 1, stride), convolved(width, width, 3, 1, 1)
-        self.residual = nn.Sequential(*narrow, nn.ReLU(), *middle, nn.ReLU(), *convolved(width, 4 * width, 1))
-        self.shortcut = nn.Sequential(*(convolved(inputs, 4 * width, 1, stride) if inputs != 4 * width else []))
+        self.residual = nn.Sequential(
+            *narrow, nn.ReLU(), *middle, nn.ReLU(), *convolved(width, 4 * width, 1)
+        )
+        self.shortcut = nn.Sequential(
+            *(convolved(inputs, 4 * width, 1, stride) if inputs != 4 * width else [])
+        )
 
     def forward(self, x):
         return F.relu(self.shortcut(x) + self.residual(x))
@@ -142,11 +190,17 @@ def test_the_ratio_of_resnet_50_is_the_published_one():
 
 @pytest.mark.parametrize(
     ("model", "example", "ratio"),
-    [(LeNet5, GREY, 13.50), (Cifar10Full, COLOUR, 274.58), (DenseNet40, COLOUR, 519.38), (ResNet18, COLOUR, 99.41)],
+    [
+        (LeNet5, GREY, 13.50),
+        (Cifar10Full, COLOUR, 274.58),
+        (DenseNet40, COLOUR, 519.38),
+        (ResNet18, COLOUR, 99.41),
+    ],
 )
 def test_the_ratio_is_operations_over_parameters(model, example, ratio):
-    """Wongpanich et al. give 555 for DenseNet-40, of rounded figures, and about 109 for cifar10-full, without saying of
-    which figures: its layers, as Caffe has them, make 24.6 M ÷ 89,578."""
+    """Wongpanich et al. give 555 for DenseNet-40, of rounded figures, and about 109 for
+    cifar10-full, without saying of which figures: its layers, as Caffe has them, make 24.6 M ÷
+    89,578."""
     with torch.device("meta"):
         assert cc_ratio(model(), example.to("meta")) == pytest.approx(ratio, abs=0.005)
 
@@ -159,7 +213,9 @@ def test_the_ratio_is_operations_over_parameters(model, example, ratio):
 def test_recurrent_layers_are_counted_in_every_precision(layer, gates, dtype):
     model = layer(8, 16, num_layers=2, bidirectional=True, batch_first=True).to(dtype)
     first, second = gates * 16 * (8 + 16), gates * 16 * (2 * 16 + 16)
-    assert flops_per_sample(model, torch.zeros(3, 5, 8, dtype=dtype)) == 2 * 5 * 2 * (first + second)
+    assert flops_per_sample(model, torch.zeros(3, 5, 8, dtype=dtype)) == 2 * 5 * 2 * (
+        first + second
+    )
 
 
 class OnGraphicsCard(nn.Module):
@@ -167,12 +223,16 @@ class OnGraphicsCard(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weights = nn.ParameterList(torch.zeros(*shape) for shape in [(64, 8), (64, 16), (64,), (64,)])
+        self.weights = nn.ParameterList(
+            torch.zeros(*shape) for shape in [(64, 8), (64, 16), (64,), (64,)]
+        )
 
     def forward(self, x):
         state, steps = x.new_zeros(1, x.shape[0], 16), x.transpose(0, 1)
         options = (2, 16, 0, 1, False, 0.0, False, False, [], None)
-        return torch.ops.aten._cudnn_rnn(steps, list(self.weights), 4, None, state, state, *options)[0]
+        return torch.ops.aten._cudnn_rnn(
+            steps, list(self.weights), 4, None, state, state, *options
+        )[0]
 
 
 def test_a_recurrent_layer_of_a_graphics_card_is_counted():
@@ -195,7 +255,11 @@ class CrossAttention(nn.Module):
     """Six queries of four heads look at nine keys of two heads, with values of another width."""
 
     def forward(self, x):
-        query, key, value = x.new_zeros(len(x), 4, 6, 8), x.new_zeros(len(x), 2, 9, 8), x.new_zeros(len(x), 2, 9, 8)
+        query, key, value = (
+            x.new_zeros(len(x), 4, 6, 8),
+            x.new_zeros(len(x), 2, 9, 8),
+            x.new_zeros(len(x), 2, 9, 8),
+        )
         return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
 
@@ -254,10 +318,22 @@ def test_the_size_of_the_batch_does_not_matter():
     ("example", "message"),
     [
         (torch.zeros(0, 4), r"'example' must hold at least one sample \(got \[\(0, 4\)\]\)"),
-        (torch.tensor(1.0), r"'example' must hold a tensor with samples along its first dimension \(got \[\(\)\]\)"),
-        ({"scale": 2.0}, r"'example' must hold a tensor with samples along its first dimension \(got \[\]\)"),
-        ("digits", r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* \(got str\)"),
-        ((), r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* \(got tuple\)"),
+        (
+            torch.tensor(1.0),
+            r"'example' must hold a tensor with samples along its first dimension \(got \[\(\)\]\)",
+        ),
+        (
+            {"scale": 2.0},
+            r"'example' must hold a tensor with samples along its first dimension \(got \[\]\)",
+        ),
+        (
+            "digits",
+            r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* \(got str\)",
+        ),
+        (
+            (),
+            r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* \(got tuple\)",
+        ),
         (([1, 2], [3, 4]), r"'example' must be a tensor, a tuple or list .* \(got list\)"),
         (
             torch.zeros(2, 5),
@@ -286,7 +362,9 @@ def test_a_models_own_message_comes_on_one_line_and_with_its_cause():
 
 
 def test_too_long_a_sequence_is_the_examples_fault():
-    with pytest.raises(InvalidField, match="'example' must be .* InvalidField: 'tokens' must be at most 64 long"):
+    with pytest.raises(
+        InvalidField, match="'example' must be .* InvalidField: 'tokens' must be at most 64 long"
+    ):
         flops_per_sample(GPT(), torch.zeros(1, 65, dtype=torch.long))
 
 
@@ -298,7 +376,9 @@ def test_a_model_without_parameters_has_operations_and_no_ratio():
 
 @pytest.mark.parametrize("count", [count_parameters, lambda model: flops_per_sample(model, GREY)])
 def test_a_class_is_no_model(count):
-    with pytest.raises(InvalidField, match="'model' must be an nn.Module, not a class or a function"):
+    with pytest.raises(
+        InvalidField, match="'model' must be an nn.Module, not a class or a function"
+    ):
         count(LeNet5)
 
 
@@ -364,7 +444,10 @@ def test_threads_count_side_by_side():
             trained(torch.randn(2, 4)).sum().backward()
 
     trainer = threading.Thread(target=train)
-    counters = [threading.Thread(target=lambda: counts.append(flops_per_sample(model, GREY))) for _ in range(4)]
+    counters = [
+        threading.Thread(target=lambda: counts.append(flops_per_sample(model, GREY)))
+        for _ in range(4)
+    ]
     trainer.start()
     for thread in counters:
         thread.start()
@@ -378,6 +461,8 @@ def test_threads_count_side_by_side():
 
 def test_the_counter_is_loaded_only_when_somebody_counts():
     names = "('torch._dynamo', 'torch.utils.flop_counter')"
-    code = f"import flockstep.counting, flockstep.models, sys; print([m for m in {names} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = f"import flockstep.models, sys; print([m for m in {names} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""The networks: their sizes, their equations where they are unusual, and that each can be trained."""
+"""The networks: their sizes, their equations where they are unusual, and that each can be
+trained.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,29 @@ from torch import nn
 
 import flockstep.models
 from flockstep.errors import InvalidField
-from flockstep.models import GPT, MLP, Cifar10Full, DenseNet40, DigitsCNN, LeNet, LeNet5, ResNet18, ResNet20, RowLSTM
+from flockstep.models import (
+    GPT,
+    MLP,
+    Cifar10Full,
+    DenseNet40,
+    DigitsCNN,
+    LeNet,
+    LeNet5,
+    ResNet18,
+    ResNet20,
+    RowLSTM,
+)
 from flockstep.models.cifar10_full import LocalResponseNorm
 from flockstep.models.gpt import CausalAttention
 from flockstep.models.normalisation import normalisation_layer
 from flockstep.models.resnet import PaddedShortcut
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
-SMALL = (3, 16, 16)  # a network that takes the mean over all pixels takes images of any size, and this is faster
+SMALL = (
+    3,
+    16,
+    16,
+)  # a network that takes the mean over all pixels takes images of any size, and this is faster
 
 # How to make it, the shape of a sample (None: tokens), the parameters.
 MODELS = {
@@ -41,8 +58,12 @@ MODELS = {
 CONVOLUTIONAL = [ResNet20, ResNet18, DenseNet40]
 every_variant = pytest.mark.parametrize("name", MODELS)
 # ResNet-18 is made of the parts of ResNet-20, and many times slower.
-every_model = pytest.mark.parametrize("name", [name for name in MODELS if "-" not in name and name != "ResNet18"])
-every_convolutional = pytest.mark.parametrize("model", CONVOLUTIONAL, ids=lambda model: model.__name__)
+every_model = pytest.mark.parametrize(
+    "name", [name for name in MODELS if "-" not in name and name != "ResNet18"]
+)
+every_convolutional = pytest.mark.parametrize(
+    "model", CONVOLUTIONAL, ids=lambda model: model.__name__
+)
 
 
 def made(name, seed=0):
@@ -55,8 +76,12 @@ def samples(name, count=2, dtype=None):
     random = torch.Generator().manual_seed(1)
     if shape is None:
         return torch.randint(65, (count, 12), generator=random)
-    pixels = 100 if name == "Cifar10Full" else 1  # Caffe's initialisation wants pixels of 0 … 255, less their mean
-    return (pixels * torch.randn(count, *shape, generator=random)).to(dtype or torch.get_default_dtype())
+    pixels = (
+        100 if name == "Cifar10Full" else 1
+    )  # Caffe's initialisation wants pixels of 0 … 255, less their mean
+    return (pixels * torch.randn(count, *shape, generator=random)).to(
+        dtype or torch.get_default_dtype()
+    )
 
 
 def loss_of(model, x):
@@ -74,7 +99,9 @@ def double_precision():
 
 def test_no_model_is_left_out():
     with torch.device("meta"):
-        assert {type(make()).__name__ for make, *_ in MODELS.values()} == set(flockstep.models.__all__)
+        assert {type(make()).__name__ for make, *_ in MODELS.values()} == set(
+            flockstep.models.__all__
+        )
 
 
 @every_variant
@@ -83,7 +110,9 @@ def test_a_model_has_the_parameters_that_were_published_or_announced(name):
     with torch.device("meta"):
         model = make()
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert name == "MLP" or f"{parameters:,} parameters" in type(model).__doc__  # an MLP's depend on its widths
+    assert (
+        name == "MLP" or f"{parameters:,} parameters" in type(model).__doc__
+    )  # an MLP's depend on its widths
 
 
 def test_the_wide_lenet_is_as_near_to_its_papers_count_as_it_says():
@@ -92,7 +121,9 @@ def test_the_wide_lenet_is_as_near_to_its_papers_count_as_it_says():
 
 def test_without_position_embeddings_the_gpt_is_as_large_as_nanogpts():
     model = made("GPT")
-    rest = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("positions"))
+    rest = sum(
+        p.numel() for name, p in model.named_parameters() if not name.startswith("positions")
+    )
     assert rest == 795_904
     assert round(rest / 1e6, 2) == 0.80
 
@@ -107,7 +138,9 @@ def test_a_model_can_be_made_without_memory(name):
 
 @every_model
 def test_the_seed_decides_the_weights(name):
-    first, same, other = (nn.utils.parameters_to_vector(made(name, seed).parameters()) for seed in (3, 3, 4))
+    first, same, other = (
+        nn.utils.parameters_to_vector(made(name, seed).parameters()) for seed in (3, 3, 4)
+    )
     assert torch.equal(first, same)
     assert (first != other).double().mean() > 0.9
 
@@ -238,15 +271,21 @@ def test_local_response_is_normalised_as_the_formula_says():
             for i in range(5):
                 for j in range(4):
                     window = x[n, c, max(i - 1, 0) : i + 2, max(j - 1, 0) : j + 2]
-                    mean = sum(float(value) ** 2 for value in window.flatten()) / 9  # nine at the border too
+                    mean = (
+                        sum(float(value) ** 2 for value in window.flatten()) / 9
+                    )  # nine at the border too
                     expected[n, c, i, j] = x[n, c, i, j] * (1 + 5e-5 * mean) ** -0.75
     assert torch.allclose(LocalResponseNorm()(x), expected, rtol=1e-12)
     assert not torch.allclose(expected, x, rtol=1e-2)
 
 
 def test_cifar10_full_pools_partial_windows_by_what_they_hold():
-    """As Caffe does: 32 pixels make 16, and the mean at the far border is of the pixels that are there."""
-    pools = [layer for layer in Cifar10Full().layers if isinstance(layer, nn.MaxPool2d | nn.AvgPool2d)]
+    """As Caffe does: 32 pixels make 16, and the mean at the far border is of the pixels that are
+    there.
+    """
+    pools = [
+        layer for layer in Cifar10Full().layers if isinstance(layer, nn.MaxPool2d | nn.AvgPool2d)
+    ]
     for pool, (before, after) in zip(pools, [(32, 16), (16, 8), (8, 4)], strict=True):
         assert torch.equal(pool(torch.ones(1, 1, before, before)), torch.ones(1, 1, after, after))
 
@@ -271,7 +310,9 @@ def test_convolutions_start_as_he_et_al_say(model):
             assert not layer.bias.any()
 
 
-@pytest.mark.parametrize(("model", "layers"), [(ResNet20, 20), (ResNet18, 18 + 3), (DenseNet40, 40)])
+@pytest.mark.parametrize(
+    ("model", "layers"), [(ResNet20, 20), (ResNet18, 18 + 3), (DenseNet40, 40)]
+)
 def test_a_network_is_as_deep_as_its_name_says(model, layers):
     """The projections of the shortcuts, three in ResNet-18, do not count in its name."""
     with torch.device("meta"):
@@ -290,18 +331,29 @@ def test_a_padded_shortcut_has_no_parameters_and_loses_no_channel():
 
 
 def test_a_dense_network_grows_as_told():
-    """Channels before each layer: 16 + i·k; after each block they go on through a transition, none lost."""
+    """Channels before each layer: 16 + i·k; after each block they go on through a transition,
+    none lost.
+    """
     with torch.device("meta"):
         network = DenseNet40(growth=4)
-    shapes = [tuple(layer.weight.shape[:2]) for layer in network.modules() if isinstance(layer, nn.Conv2d)]
-    expected = [(16, 3), *((4, 16 + 4 * i) for i in range(12)), (64, 64), *((4, 64 + 4 * i) for i in range(12))]
+    shapes = [
+        tuple(layer.weight.shape[:2]) for layer in network.modules() if isinstance(layer, nn.Conv2d)
+    ]
+    expected = [
+        (16, 3),
+        *((4, 16 + 4 * i) for i in range(12)),
+        (64, 64),
+        *((4, 64 + 4 * i) for i in range(12)),
+    ]
     assert shapes == [*expected, (112, 112), *((4, 112 + 4 * i) for i in range(12))]
 
 
 # Group normalisation
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(16, 8), (28, 7), (52, 4), (64, 8), (100, 5), (512, 8), (13, 1)])
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(16, 8), (28, 7), (52, 4), (64, 8), (100, 5), (512, 8), (13, 1)]
+)
 def test_groups_are_as_many_as_divide_the_channels_up_to_eight(channels, groups):
     layer = normalisation_layer("group", channels)
     assert isinstance(layer, nn.GroupNorm)
@@ -314,7 +366,9 @@ def test_group_normalisation_stands_where_batch_normalisation_stood(model):
         batch, group = model(), model("group")
     replaced = [layer for layer in group.modules() if isinstance(layer, nn.GroupNorm)]
     assert len(replaced) == sum(isinstance(layer, nn.BatchNorm2d) for layer in batch.modules())
-    assert all(layer.num_channels > layer.num_groups for layer in replaced)  # none of a single channel
+    assert all(
+        layer.num_channels > layer.num_groups for layer in replaced
+    )  # none of a single channel
     assert list(batch.buffers())
     assert not list(group.buffers())
 
@@ -327,7 +381,9 @@ def test_with_group_normalisation_a_sample_does_not_see_its_batch(model):
     for kind in ("group", "batch"):
         network = model(kind).train()
         with torch.no_grad():
-            differences[kind] = (network(x)[0] - network(torch.stack([x[0], -2 * x[1]]))[0]).abs().max().item()
+            differences[kind] = (
+                (network(x)[0] - network(torch.stack([x[0], -2 * x[1]]))[0]).abs().max().item()
+            )
     assert differences["group"] < 1e-4 < 1e-2 < differences["batch"]
 
 
@@ -367,7 +423,10 @@ def test_no_logit_of_a_gpt_depends_on_a_later_token():
 
 def test_attention_is_the_softmax_of_scaled_products_over_what_came_before():
     torch.manual_seed(0)
-    attention, x = CausalAttention(heads=2, width=6, dropout=0.0).requires_grad_(False), torch.randn(1, 5, 6)
+    attention, x = (
+        CausalAttention(heads=2, width=6, dropout=0.0).requires_grad_(False),
+        torch.randn(1, 5, 6),
+    )
     query, key, value = (x[0] @ attention.inward.weight.T).split(6, dim=1)
     mixed = torch.zeros(5, 6)
     for head in (slice(0, 3), slice(3, 6)):
@@ -411,22 +470,33 @@ def test_a_gpt_drops_out_only_in_training():
 def test_a_sequence_longer_than_the_context_is_refused():
     model = GPT(context=16)
     assert model(torch.zeros(1, 16, dtype=torch.long)).shape == (1, 16, 65)
-    with pytest.raises(InvalidField, match=r"'tokens' must be at most 16 long, the model's context \(got 17\)"):
+    with pytest.raises(
+        InvalidField, match=r"'tokens' must be at most 16 long, the model's context \(got 17\)"
+    ):
         model(torch.zeros(1, 17, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ResNet20("layer"), "'normalisation' must be one of 'batch', 'group' (got 'layer')"),
+        (
+            lambda: ResNet20("layer"),
+            "'normalisation' must be one of 'batch', 'group' (got 'layer')",
+        ),
         (lambda: ResNet18(None), "'normalisation' must be one of 'batch', 'group' (got None)"),
-        (lambda: DenseNet40(normalisation=8), "'normalisation' must be one of 'batch', 'group' (got 8)"),
+        (
+            lambda: DenseNet40(normalisation=8),
+            "'normalisation' must be one of 'batch', 'group' (got 8)",
+        ),
         (lambda: DenseNet40(growth=0), "'growth' must be at least 1 (got 0)"),
         (lambda: GPT(layers=0), "'layers' must be at least 1 (got 0)"),
         (lambda: GPT(vocabulary=6.5), "'vocabulary' must be a whole number (got 6.5)"),
         (lambda: GPT(heads=3), "'width' must be a multiple of the 3 heads (got 128)"),
         (lambda: GPT(dropout=1.5), "'dropout' must be between 0 and 1 (got 1.5)"),
-        (lambda: MLP(64), "'widths' must be at least two, of the input and of the output (got (64,))"),
+        (
+            lambda: MLP(64),
+            "'widths' must be at least two, of the input and of the output (got (64,))",
+        ),
     ],
 )
 def test_a_value_that_makes_no_network_is_refused(make, message):

@@ -10,20 +10,31 @@ from torch import nn
 from torch.nn import functional as F
 
 import flockstep as fs
-from flockstep.recipes import BatchGrowth, SmoothedLoss, StepDecay
-from flockstep.recipes.progress import Progress
+from flockstep.data.batch_growth import BatchGrowth
+from flockstep.schedules.progress import Progress
+from flockstep.schedules.schedules import StepDecay
+from flockstep.tasks.label_smoothing import SmoothedLoss
 
 few = settings(max_examples=60, deadline=None)
 
 
 def test_batches_grow_at_the_marks_and_not_before():
     growth = BatchGrowth(32)
-    assert [growth.size_at(f) for f in (0, 0.4999, 0.5, 0.7499, 0.75, 1)] == [32, 32, 320, 320, 3200, 3200]
+    assert [growth.size_at(f) for f in (0, 0.4999, 0.5, 0.7499, 0.75, 1)] == [
+        32,
+        32,
+        320,
+        320,
+        3200,
+        3200,
+    ]
 
 
 def test_a_maximum_is_not_exceeded_and_factors_may_be_fractions():
     assert [BatchGrowth(32, maximum=1000).size_at(f) for f in (0, 0.5, 0.75)] == [32, 320, 1000]
-    assert [BatchGrowth(10, at=(0.2, 0.4, 0.6), factor=1.5).size_at(f) for f in (0, 0.2, 0.4, 0.6)] == [10, 15, 22, 34]
+    assert [
+        BatchGrowth(10, at=(0.2, 0.4, 0.6), factor=1.5).size_at(f) for f in (0, 0.2, 0.4, 0.6)
+    ] == [10, 15, 22, 34]
     assert BatchGrowth(32, at=()).size_at(1.0) == 32
 
 

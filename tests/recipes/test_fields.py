@@ -10,24 +10,25 @@ from functools import partial
 import pytest
 import torch
 
-import flockstep.recipes as recipes
+import flockstep.optimizers as optimizers
+import flockstep.schedules as schedules
+from flockstep.data.batch_growth import BatchGrowth
 from flockstep.errors import InvalidField
-from flockstep.recipes import (
-    LAMB,
-    LARS,
+from flockstep.optimizers.lamb import LAMB
+from flockstep.optimizers.lars import LARS
+from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
+from flockstep.optimizers.two_stage import TwoStage
+from flockstep.schedules.schedules import (
     SCHEDULES,
-    BatchGrowth,
     Cosine,
     FinalCollapse,
     LinearScaling,
     Polynomial,
     Product,
-    RMSpropWarmup,
-    SmoothedLoss,
     StepDecay,
-    TwoStage,
     Warmup,
 )
+from flockstep.tasks.label_smoothing import SmoothedLoss
 
 MARKS = "'at' must be a tuple of increasing fractions above 0 and below 1"
 SPECS = [*SCHEDULES.values(), Product, BatchGrowth, SmoothedLoss]
@@ -39,7 +40,11 @@ INVALID = [
     (Warmup, {"epochs": 5, "start": 1.5}, "'start' must be between 0 and 1 (got 1.5)"),
     (LinearScaling, {"scale": 0}, "'scale' must be above 0 and finite (got 0)"),
     (LinearScaling, {"scale": math.nan}, "'scale' must be above 0 and finite (got nan)"),
-    (LinearScaling, {"scale": 8, "warmup_epochs": -0.5}, "'warmup_epochs' must be at least 0 and finite (got -0.5)"),
+    (
+        LinearScaling,
+        {"scale": 8, "warmup_epochs": -0.5},
+        "'warmup_epochs' must be at least 0 and finite (got -0.5)",
+    ),
     (StepDecay, {"at": (0.75, 0.5)}, f"{MARKS} (got (0.75, 0.5))"),
     (StepDecay, {"at": (0.5, 0.5)}, f"{MARKS} (got (0.5, 0.5))"),
     (StepDecay, {"at": (0, 0.5)}, f"{MARKS} (got (0, 0.5))"),
@@ -53,8 +58,16 @@ INVALID = [
     (Cosine, {"end": 2}, "'end' must be between 0 and 1 (got 2)"),
     (FinalCollapse, {"at": 1}, "'at' must be above 0 and below 1 (got 1)"),
     (FinalCollapse, {"power": 0.5}, "'power' must be at least 1 and finite (got 0.5)"),
-    (Product, {"left": Cosine(), "right": 2}, "'right' must be a schedule such as fs.Cosine() (got 2)"),
-    (Product, {"left": None, "right": Cosine()}, "'left' must be a schedule such as fs.Cosine() (got None)"),
+    (
+        Product,
+        {"left": Cosine(), "right": 2},
+        "'right' must be a schedule such as fs.Cosine() (got 2)",
+    ),
+    (
+        Product,
+        {"left": None, "right": Cosine()},
+        "'left' must be a schedule such as fs.Cosine() (got None)",
+    ),
     (BatchGrowth, {"initial": 0}, "'initial' must be at least 1 (got 0)"),
     (BatchGrowth, {"initial": 8, "at": (0.5, 0.2)}, f"{MARKS} (got (0.5, 0.2))"),
     (BatchGrowth, {"initial": 8, "factor": 1}, "'factor' must be above 1 and finite (got 1)"),
@@ -138,5 +151,7 @@ def test_docstrings_have_their_parts():
 
 
 def test_public_names_are_sorted_and_documented():
-    assert recipes.__all__ == sorted(recipes.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
-    assert all(inspect.getdoc(getattr(recipes, name)) for name in recipes.__all__)
+    for package in (optimizers, schedules):
+        names = package.__all__
+        assert names == sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
+        assert all(inspect.getdoc(getattr(package, name)) for name in names)

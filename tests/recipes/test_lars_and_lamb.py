@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from flockstep.recipes import LAMB, LARS
+from flockstep.optimizers.lamb import LAMB
+from flockstep.optimizers.lars import LARS
 
 # A layer of weights with ‖x‖ = 5, and a bias. Rows are flattened where numbers are plain.
 WEIGHT, BIAS = [3.0, 0.0, 0.0, 4.0], [1.0, -2.0]
@@ -55,7 +56,10 @@ def test_two_steps_of_lars_by_hand(adapt_vectors):
         for gradients in (FIRST, SECOND):
             g = gradients[place]
             local = trust * length(x) / (length(g) + decay * length(x) + eps) if adapts else 1.0
-            v = [momentum * v_j + rate * local * (g_j + decay * x_j) for v_j, g_j, x_j in zip(v, g, x, strict=True)]
+            v = [
+                momentum * v_j + rate * local * (g_j + decay * x_j)
+                for v_j, g_j, x_j in zip(v, g, x, strict=True)
+            ]
             x = [x_j - v_j for x_j, v_j in zip(x, v, strict=True)]
         expected.append(x)
     step(net, optimizer, FIRST)
@@ -65,7 +69,9 @@ def test_two_steps_of_lars_by_hand(adapt_vectors):
 
 
 def test_a_first_step_of_lamb_in_numbers():
-    """At first m̂/(√v̂ + ε) = g/(|g| + ε), here (0.9, −0.8, 0.5, 0); decay adds (0.3, 0, 0, 0.4)."""
+    """At first m̂/(√v̂ + ε) = g/(|g| + ε), here (0.9, −0.8, 0.5, 0); decay adds (0.3, 0, 0,
+    0.4).
+    """
     net = layer()
     optimizer = LAMB(net.parameters(), lr=0.1, eps=0.1, weight_decay=0.1)
     weight, bias = step(net, optimizer, ([0.9, -0.4, 0.1, 0.0], [0.9, -0.4]))
@@ -112,7 +118,11 @@ def test_vectors_of_lamb_go_the_way_of_adamw():
 
 def naive_lars(x, g, state, lr, momentum, weight_decay, trust, eps):
     size, slope = x.norm(), g.norm()
-    local = trust * size / (slope + weight_decay * size + eps) if x.ndim > 1 and size > 0 and slope > 0 else 1.0
+    local = (
+        trust * size / (slope + weight_decay * size + eps)
+        if x.ndim > 1 and size > 0 and slope > 0
+        else 1.0
+    )
     v = momentum * state.get("v", 0.0) + lr * local * (g + weight_decay * x)
     state["v"] = v
     return x - v
@@ -130,14 +140,24 @@ def naive_lamb(x, g, state, lr, betas, eps, weight_decay):
 @pytest.mark.parametrize(
     ("make", "naive", "settings"),
     [
-        (LARS, naive_lars, {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.01, "trust": 0.02, "eps": 1e-8}),
-        (LARS, naive_lars, {"lr": 0.7, "momentum": 0.0, "weight_decay": 0.0, "trust": 0.02, "eps": 0.0}),
+        (
+            LARS,
+            naive_lars,
+            {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.01, "trust": 0.02, "eps": 1e-8},
+        ),
+        (
+            LARS,
+            naive_lars,
+            {"lr": 0.7, "momentum": 0.0, "weight_decay": 0.0, "trust": 0.02, "eps": 0.0},
+        ),
         (LAMB, naive_lamb, {"lr": 0.02, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.01}),
         (LAMB, naive_lamb, {"lr": 0.02, "betas": (0.0, 0.5), "eps": 1e-6, "weight_decay": 0.0}),
     ],
 )
 def test_steps_on_lists_are_those_of_a_loop_over_the_parameters(make, naive, settings):
-    """With groups of different decay, dtypes, a zero layer, and a parameter that has no gradient now and then."""
+    """With groups of different decay, dtypes, a zero layer, and a parameter that has no gradient
+    now and then.
+    """
     generator = torch.Generator().manual_seed(3)
     shapes = [(4, 3), (3,), (2, 3, 2), (5, 1), (), (2, 2)]
     dtypes = [torch.float64] * 3 + [torch.float32] + [torch.float64] * 2
@@ -154,7 +174,9 @@ def test_steps_on_lists_are_those_of_a_loop_over_the_parameters(make, naive, set
             own = settings if place < 3 else strong
             parameter.grad = None
             if turn % 3 or place != 2:
-                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(
+                    parameter.dtype
+                )
                 expected[place] = naive(expected[place], parameter.grad, states[place], **own)
         optimizer.step()
     for parameter, by_loop in zip(parameters, expected, strict=True):

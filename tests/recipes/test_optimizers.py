@@ -1,4 +1,6 @@
-"""What every optimizer of the recipes does: learn, skip, save, and train with others under a strategy."""
+"""What every optimizer of the recipes does: learn, skip, save, and train with others under a
+strategy.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from torch.optim import SGD, Adam
 
 import flockstep as fs
 from flockstep.errors import InvalidField
-from flockstep.recipes import LAMB, LARS, Cosine, LinearScaling, Progress, RMSpropWarmup, TwoStage
+from flockstep.optimizers.lamb import LAMB
+from flockstep.optimizers.lars import LARS
+from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
+from flockstep.optimizers.two_stage import TwoStage
+from flockstep.schedules.progress import Progress
+from flockstep.schedules.schedules import Cosine, LinearScaling
 
 GENERATOR = torch.Generator().manual_seed(5)
 X = torch.randn(64, 6, generator=GENERATOR)
@@ -23,9 +30,14 @@ EPOCHS = 4.0  # how long the warm-ups here are
 OPTIMIZERS = {
     "lars": partial(LARS, lr=1.0, trust=0.02, weight_decay=1e-4),
     "lamb": partial(LAMB, lr=0.02, weight_decay=1e-4),
-    "rmsprop warm-up": partial(RMSpropWarmup, lr=0.02, rmsprop_lr=0.01, center=EPOCHS / 2, period=EPOCHS),
+    "rmsprop warm-up": partial(
+        RMSpropWarmup, lr=0.02, rmsprop_lr=0.01, center=EPOCHS / 2, period=EPOCHS
+    ),
     "two stage": partial(
-        TwoStage, first=partial(SGD, lr=0.02, momentum=0.5), second=partial(Adam, lr=0.02), warmup_epochs=EPOCHS / 2
+        TwoStage,
+        first=partial(SGD, lr=0.02, momentum=0.5),
+        second=partial(Adam, lr=0.02),
+        warmup_epochs=EPOCHS / 2,
     ),
 }
 every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -74,7 +86,9 @@ def test_a_saved_state_goes_on_bit_for_bit(make, done):
     optimizer = make(model.parameters())
     train(model, optimizer, done)
     other, saved = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
-    loaded = make(other.parameters(), lr=9.0) if make.func is not TwoStage else make(other.parameters())
+    loaded = (
+        make(other.parameters(), lr=9.0) if make.func is not TwoStage else make(other.parameters())
+    )
     loaded.load_state_dict(saved)
     train(model, optimizer, 6, start=done)
     train(other, loaded, 6, start=done)
@@ -102,7 +116,9 @@ def test_double_and_half_precision_take_the_same_way(make):
         train(model, optimizer, 5)
         assert all(p.dtype is dtype for p in model.parameters())
         for parameter, kept in optimizer.state.items():
-            assert all(value.dtype is parameter.dtype for name, value in kept.items() if name != "step")
+            assert all(
+                value.dtype is parameter.dtype for name, value in kept.items() if name != "step"
+            )
         finals[dtype] = nn.utils.parameters_to_vector(model.parameters()).double()
     start = nn.utils.parameters_to_vector(net().parameters()).double()
     way = (finals[torch.float64] - start).norm()
@@ -145,12 +161,17 @@ def test_sparse_gradients_are_refused(make):
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = make(table.parameters(), lr=0.1)
     table(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(InvalidField, match="'params' must have dense gradients .got one of layout torch.sparse_coo."):
+    with pytest.raises(
+        InvalidField,
+        match="'params' must have dense gradients .got one of layout torch.sparse_coo.",
+    ):
         optimizer.step()
 
 
 def with_others(comm, make, strategy, steps=8, mine=True):
-    """A worker's losses, its parameters and its optimizer's state after the last step, and the final parameters."""
+    """A worker's losses, its parameters and its optimizer's state after the last step, and the
+    final parameters.
+    """
     model = net()
     optimizer = make(model.parameters())
     worker = fs.Worker(comm, model, optimizer, strategy)
@@ -164,7 +185,9 @@ def with_others(comm, make, strategy, steps=8, mine=True):
         loss = loss_of(model, X[rows], Y[rows])
         loss.backward()
         worker.step(loss, accuracy=0.0)
-    kept = [value.clone() for p in model.parameters() for _, value in sorted(optimizer.state[p].items())]
+    kept = [
+        value.clone() for p in model.parameters() for _, value in sorted(optimizer.state[p].items())
+    ]
     before = [p.detach().clone() for p in model.parameters()]
     return worker.loss, before, kept, [p.detach().clone() for p in worker.finish().parameters()]
 
@@ -197,7 +220,10 @@ def test_averaged_momentum_is_equal_on_all_workers_after_an_average(make):
     one, two = fs.launch(partial(with_others, make=make, strategy=strategy), workers=2)
     assert len(one[2]) == len(two[2]) > 0
     assert all(torch.equal(a, b) for a, b in zip(one[2], two[2], strict=True))
-    own, others = (kept for _, _, kept, _ in fs.launch(partial(with_others, make=make, strategy=fs.LocalSGD(2)), 2))
+    own, others = (
+        kept
+        for _, _, kept, _ in fs.launch(partial(with_others, make=make, strategy=fs.LocalSGD(2)), 2)
+    )
     assert not all(torch.equal(a, b) for a, b in zip(own, others, strict=True))
 
 

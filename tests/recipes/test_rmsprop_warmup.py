@@ -1,4 +1,6 @@
-"""The slide from RMSprop to momentum SGD: both ends are torch's optimizers, and the way between is smooth."""
+"""The slide from RMSprop to momentum SGD: both ends are torch's optimizers, and the way between
+is smooth.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from hypothesis import strategies as some
 from torch import nn
 from torch.nn import functional as F
 
-from flockstep.recipes import Polynomial, Progress, RMSpropWarmup
-from flockstep.recipes.rmsprop_warmup import sgd_share
+from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup, sgd_share
+from flockstep.schedules.progress import Progress
+from flockstep.schedules.schedules import Polynomial
 
 X = torch.randn(12, 16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 few = settings(max_examples=100, deadline=None)
@@ -38,9 +41,13 @@ def train(model, optimizer, batches=X):
 
 def test_long_before_the_slide_it_is_rmsprop_with_momentum():
     ours, theirs = net(), copy.deepcopy(net())
-    far = RMSpropWarmup(ours.parameters(), lr=0.5, rmsprop_lr=0.003, momentum=0.8, weight_decay=0.01, center=1e6)
+    far = RMSpropWarmup(
+        ours.parameters(), lr=0.5, rmsprop_lr=0.003, momentum=0.8, weight_decay=0.01, center=1e6
+    )
     far.at(in_epoch(0.0))
-    rmsprop = torch.optim.RMSprop(theirs.parameters(), lr=0.003, alpha=0.99, momentum=0.8, weight_decay=0.01)
+    rmsprop = torch.optim.RMSprop(
+        theirs.parameters(), lr=0.003, alpha=0.99, momentum=0.8, weight_decay=0.01
+    )
     for a, b in zip(train(ours, far), train(theirs, rmsprop), strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
 
@@ -65,7 +72,9 @@ def test_a_run_across_the_whole_slide_goes_on_as_sgd_with_the_momentum_it_has():
     sgd = torch.optim.SGD(other.parameters(), lr=0.05, momentum=0.9)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         kept = optimizer.state[ours]
-        assert set(kept) == {"momentum_buffer"}  # after the slide nothing else is averaged, sent or saved
+        assert set(kept) == {
+            "momentum_buffer"
+        }  # after the slide nothing else is averaged, sent or saved
         sgd.state[theirs]["momentum_buffer"] = kept["momentum_buffer"].clone()
     for a, b in zip(train(model, optimizer, X[4:]), train(other, sgd, X[4:]), strict=True):
         assert torch.equal(a, b)
@@ -74,11 +83,16 @@ def test_a_run_across_the_whole_slide_goes_on_as_sgd_with_the_momentum_it_has():
 def test_two_steps_in_the_slide_by_hand():
     x, velocity, square = 2.0, 0.0, 0.0
     parameter = nn.Parameter(torch.tensor([x], dtype=torch.float64))
-    optimizer = RMSpropWarmup([parameter], lr=0.5, momentum=0.8, rmsprop_lr=0.01, smoothing=0.9, eps=0.1)
+    optimizer = RMSpropWarmup(
+        [parameter], lr=0.5, momentum=0.8, rmsprop_lr=0.01, smoothing=0.9, eps=0.1
+    )
     for epoch, gradient in ((8.0, 0.3), (11.0, -0.4)):
         share = 0.5 * math.exp(-0.8) if epoch == 8.0 else 0.7
         square = 0.9 * square + 0.1 * gradient**2
-        velocity = 0.8 * velocity - (share + (1 - share) * (0.01 / 0.5) / (math.sqrt(square) + 0.1)) * gradient
+        velocity = (
+            0.8 * velocity
+            - (share + (1 - share) * (0.01 / 0.5) / (math.sqrt(square) + 0.1)) * gradient
+        )
         x += 0.5 * velocity
         optimizer.at(in_epoch(epoch))
         parameter.grad = torch.tensor([gradient], dtype=torch.float64)
@@ -115,7 +129,9 @@ def test_a_schedule_scales_both_parts_alike():
     rmsprop = torch.optim.RMSprop(theirs.parameters(), lr=0.003, momentum=0.9)
     for step, x in enumerate(X):
         for optimizer in (far, rmsprop):
-            Polynomial().apply(optimizer, in_epoch(0.0, step, len(X) - 1))  # the last step has rate 0
+            Polynomial().apply(
+                optimizer, in_epoch(0.0, step, len(X) - 1)
+            )  # the last step has rate 0
         far.at(in_epoch(0.0))
         for a, b in zip(train(ours, far, [x]), train(theirs, rmsprop, [x]), strict=True):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)

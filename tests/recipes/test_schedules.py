@@ -13,9 +13,12 @@ from torch import nn
 from torch.optim import SGD, Adam, lr_scheduler
 
 from flockstep.errors import InvalidField, UnknownName
-from flockstep.recipes import (
-    LAMB,
-    LARS,
+from flockstep.optimizers.lamb import LAMB
+from flockstep.optimizers.lars import LARS
+from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
+from flockstep.optimizers.two_stage import TwoStage
+from flockstep.schedules.progress import Progress
+from flockstep.schedules.schedules import (
     SCHEDULES,
     Constant,
     Cosine,
@@ -23,10 +26,7 @@ from flockstep.recipes import (
     LinearScaling,
     Polynomial,
     Product,
-    Progress,
-    RMSpropWarmup,
     StepDecay,
-    TwoStage,
     Warmup,
     find_schedule,
 )
@@ -102,7 +102,9 @@ def test_after_the_end_a_decay_stays_where_it_is(schedule, total, beyond):
 @given(one=falling | rising, two=falling | rising, three=falling | rising, moment=moments)
 def test_a_product_multiplies_and_may_be_grouped_in_any_way(one, two, three, moment):
     assert (one * two).factor(moment) == one.factor(moment) * two.factor(moment)
-    assert ((one * two) * three).factor(moment) == pytest.approx((one * (two * three)).factor(moment), rel=1e-12)
+    assert ((one * two) * three).factor(moment) == pytest.approx(
+        (one * (two * three)).factor(moment), rel=1e-12
+    )
     assert (one * Constant()).factor(moment) == one.factor(moment)
 
 
@@ -117,7 +119,9 @@ def test_products_are_specs_like_their_parts():
 
 def test_warmup_is_a_line_from_its_start_to_one():
     ramp = Warmup(epochs=4, start=0.2)
-    assert [ramp.factor(in_epoch(e)) for e in (0, 1, 2, 4, 5)] == pytest.approx([0.2, 0.4, 0.6, 1.0, 1.0])
+    assert [ramp.factor(in_epoch(e)) for e in (0, 1, 2, 4, 5)] == pytest.approx(
+        [0.2, 0.4, 0.6, 1.0, 1.0]
+    )
     assert Warmup(epochs=4).factor(in_epoch(0)) == 0
     assert Warmup(epochs=0).factor(in_epoch(0)) == 1
 
@@ -165,7 +169,9 @@ def test_the_final_collapse_makes_no_jump(mark, power):
     assert near == pytest.approx([1 - mark] * 2, abs=1e-7)
 
 
-@pytest.mark.parametrize("schedule", [StepDecay(), Polynomial(), Cosine(), FinalCollapse(), Warmup(5) * Cosine()])
+@pytest.mark.parametrize(
+    "schedule", [StepDecay(), Polynomial(), Cosine(), FinalCollapse(), Warmup(5) * Cosine()]
+)
 def test_who_needs_the_length_of_the_training_says_how_to_give_it(schedule):
     with pytest.raises(InvalidField) as caught:
         schedule.factor(Progress(0, None, 0.0))
@@ -176,7 +182,15 @@ def test_who_needs_the_length_of_the_training_says_how_to_give_it(schedule):
 
 def test_names_lead_to_schedules():
     assert find_schedule("step_decay") is StepDecay
-    assert set(SCHEDULES.values()) == {Constant, Warmup, LinearScaling, StepDecay, Polynomial, Cosine, FinalCollapse}
+    assert set(SCHEDULES.values()) == {
+        Constant,
+        Warmup,
+        LinearScaling,
+        StepDecay,
+        Polynomial,
+        Cosine,
+        FinalCollapse,
+    }
     assert all(schedule.name == name for name, schedule in SCHEDULES.items())
     with pytest.raises(UnknownName) as caught:
         find_schedule("sine")
@@ -194,7 +208,10 @@ def test_names_lead_to_schedules():
         (Polynomial(), partial(lr_scheduler.PolynomialLR, total_iters=T)),
         (Polynomial(power=2.5), partial(lr_scheduler.PolynomialLR, total_iters=T, power=2.5)),
         (StepDecay(), partial(lr_scheduler.MultiStepLR, milestones=[T // 2, 3 * T // 4])),
-        (StepDecay((0.1, 0.2, 0.9), 0.3), partial(lr_scheduler.MultiStepLR, milestones=[4, 8, 36], gamma=0.3)),
+        (
+            StepDecay((0.1, 0.2, 0.9), 0.3),
+            partial(lr_scheduler.MultiStepLR, milestones=[4, 8, 36], gamma=0.3),
+        ),
     ],
     ids=lambda value: repr(value) if isinstance(value, tuple(SCHEDULES.values())) else "",
 )
@@ -214,7 +231,9 @@ OPTIMIZERS = {
     "lars": partial(LARS, lr=0.2),
     "lamb": partial(LAMB, lr=0.2),
     "rmsprop warm-up": partial(RMSpropWarmup, lr=0.2),
-    "two stage": partial(TwoStage, first=partial(SGD, lr=0.2), second=partial(Adam, lr=0.01), warmup_epochs=1),
+    "two stage": partial(
+        TwoStage, first=partial(SGD, lr=0.2), second=partial(Adam, lr=0.01), warmup_epochs=1
+    ),
 }
 
 
@@ -225,7 +244,9 @@ def test_every_group_of_any_optimizer_follows_from_its_own_base_rate(make):
     for step in (0, 10, 20, 40, 10):
         Polynomial().apply(optimizer, at(step))
         left = 1 - step / T
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2 * left, 0.05 * left])
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+            [0.2 * left, 0.05 * left]
+        )
         assert [group["initial_lr"] for group in optimizer.param_groups] == [0.2, 0.05]
     before = net.weight.detach().clone()
     net(torch.ones(1, 3)).sum().backward()

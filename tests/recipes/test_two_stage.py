@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer, RMSprop
 
 from flockstep.errors import InvalidField
-from flockstep.recipes import Progress, RMSpropWarmup, TwoStage
+from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
+from flockstep.optimizers.two_stage import TwoStage
+from flockstep.schedules.progress import Progress
 
 X = torch.randn(10, 16, 5, generator=torch.Generator().manual_seed(4))
 FIRST, SECOND = partial(SGD, lr=0.05, momentum=0.9), partial(Adam, lr=0.01)
@@ -120,7 +122,9 @@ def test_parameters_may_be_given_in_any_way_that_torch_takes(given):
 
 def test_a_groups_own_settings_and_groups_added_later_count_in_both_stages():
     model = net()
-    optimizer = TwoStage([{"params": model[0].parameters(), "weight_decay": 0.3}], FIRST, SECOND, 1.0)
+    optimizer = TwoStage(
+        [{"params": model[0].parameters(), "weight_decay": 0.3}], FIRST, SECOND, 1.0
+    )
     optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.7})
     for epoch, rate in ((0.0, 0.05), (1.0, 0.01)):
         optimizer.at(in_epoch(epoch))
@@ -179,7 +183,9 @@ def test_copies_go_on_bit_for_bit_and_apart_from_the_original(copied, switched):
 
 
 def test_a_stage_that_slides_itself_is_told_the_moment():
-    optimizer = TwoStage(net().parameters(), partial(RMSpropWarmup, lr=0.1), partial(RMSprop, lr=0.1), 20.0)
+    optimizer = TwoStage(
+        net().parameters(), partial(RMSpropWarmup, lr=0.1), partial(RMSprop, lr=0.1), 20.0
+    )
     optimizer.at(in_epoch(15.0))
     assert optimizer.param_groups[0]["sgd_share"] == 1
     optimizer.at(in_epoch(20.0))
@@ -212,7 +218,9 @@ def test_what_is_no_optimizer_and_no_state_of_two_stages_is_refused():
         with pytest.raises(InvalidField) as caught:
             TwoStage(*arguments)
         assert str(caught.value) == message
-    with pytest.raises(InvalidField, match="'stage' of the state must be 0 or 1, as a TwoStage saves it .got None."):
+    with pytest.raises(
+        InvalidField, match="'stage' of the state must be 0 or 1, as a TwoStage saves it .got None."
+    ):
         made(net()).load_state_dict(FIRST(net().parameters()).state_dict())
     with pytest.raises(ValueError, match="empty parameter list"):
         TwoStage([], FIRST, SECOND, 1.0)

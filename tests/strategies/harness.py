@@ -1,4 +1,6 @@
-"""A small problem in double precision that every strategy test trains on, and ways to look at the outcome."""
+"""A small problem in double precision that every strategy test trains on, and ways to look at
+the outcome.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def net() -> nn.Module:
 
 def net_with_statistics() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).double()
+    return nn.Sequential(
+        nn.Linear(10, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)
+    ).double()
 
 
 class Vector(nn.Module):
@@ -36,7 +40,11 @@ class Vector(nn.Module):
 
 
 def drive(
-    comm: fs.Comm, strategy: fs.Strategy[Any], start: Tensor, gradients: Sequence[Tensor], lr: float = 1.0
+    comm: fs.Comm,
+    strategy: fs.Strategy[Any],
+    start: Tensor,
+    gradients: Sequence[Tensor],
+    lr: float = 1.0,
 ) -> fs.Worker:
     """A worker that has used the given gradients, one a step, from the common start."""
     model = Vector(start)
@@ -49,9 +57,15 @@ def drive(
 
 
 def in_order(
-    strategy: fs.Strategy[Any], order: Sequence[int], gradients: Sequence[Tensor], start: Tensor, lr: float
+    strategy: fs.Strategy[Any],
+    order: Sequence[int],
+    gradients: Sequence[Tensor],
+    start: Tensor,
+    lr: float,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Steps that workers take one after the other in the given order; each worker's numbers before and after finish."""
+    """Steps that workers take one after the other in the given order; each worker's numbers
+    before and after finish.
+    """
 
     def program(comm: fs.Comm) -> tuple[Tensor, Tensor]:
         model = Vector(start)
@@ -85,7 +99,9 @@ def train(
     steps: int = STEPS,
     make_model: Any = net,
 ) -> tuple[fs.Worker, list[float]]:
-    """A worker that has trained on its own share of each batch, not finished yet, and its losses."""
+    """A worker that has trained on its own share of each batch, not finished yet, and its
+    losses.
+    """
     model = make_model()
     worker = fs.Worker(comm, model, sgd(model, lr, momentum), strategy)
     worker.total_steps = steps
@@ -119,7 +135,11 @@ def distributed(
 
 
 def single(
-    steps: int = STEPS, lr: float = 0.1, momentum: float = 0.0, workers: int = W, make_model: Any = net
+    steps: int = STEPS,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    workers: int = W,
+    make_model: Any = net,
 ) -> Tensor:
     """One process on the batches of all workers together."""
     model = make_model()
@@ -131,7 +151,9 @@ def single(
     return flat(model)
 
 
-def assert_same(one: Sequence[tuple[Tensor, ...]], other: Sequence[tuple[Tensor, ...]], tolerance: float = 0.0) -> None:
+def assert_same(
+    one: Sequence[tuple[Tensor, ...]], other: Sequence[tuple[Tensor, ...]], tolerance: float = 0.0
+) -> None:
     """Two runs agree, worker by worker; with no tolerance to the bit."""
     for ours, theirs in zip(one, other, strict=True):
         for a, b in zip(ours, theirs, strict=True):

@@ -1,4 +1,6 @@
-"""One line for each strategy, and variants of some: what every row must satisfy stands in test_table.py."""
+"""One line for each strategy, and variants of some: what every row must satisfy stands in
+test_table.py.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ TABLE = [
     Row(fs.SyncSGD("ring"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
     Row(fs.SyncSGD("tree"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
     Row(fs.SyncSGD("torus"), lambda z: z.t * z.ring(z.p) + z.ring(z.b), loses=STOPS),
-    # 4 workers in pairs: 3(w−k) + 2(k−1) = 8 times all, and the smaller half of it in each of the two pairs.
+    # 4 workers in pairs: 3(w−k) + 2(k−1) = 8 times all, and the smaller half of it in each of the
+    # two pairs.
     Row(
         fs.SyncSGD("hierarchical"),
         lambda z: z.t * (8 * z.p + 2 * (z.p // 8 // 2 * 8)) + z.ring(z.b),
@@ -83,7 +86,10 @@ TABLE = [
     Row(fs.Independent(), lambda z: z.scores() + z.spread(z.s)),
     Row(fs.BestOnly(3), lambda z: z.times_and_end(3) * (z.scores() + z.spread(z.s))),
     Row(fs.LocalSGD(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
-    Row(fs.LocalSGD(3, codec=fs.Int8()), lambda z: z.times_and_end(3) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8)),
+    Row(
+        fs.LocalSGD(3, codec=fs.Int8()),
+        lambda z: z.times_and_end(3) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8),
+    ),
     Row(fs.PostLocalSGD(7, 3), lambda z: 7 * z.ring(z.p) + -(-(z.t - 7) // 3) * z.ring(z.s)),
     Row(fs.AdaComm(3, 1e9), lambda z: z.times_and_end(3) * z.ring(z.s) + z.times(3) * z.ring(16)),
     Row(fs.Households(2, 3), lambda z: 2 * z.t * z.ring(z.p, 2) + z.times_and_end(3) * z.ring(z.s)),
@@ -96,8 +102,14 @@ TABLE = [
     Row(fs.SlowMo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
     Row(fs.NoSync(0.3), lambda z: (z.t + 1) * z.ring(z.s)),
     Row(fs.NoSync(0.3, period=2, staleness=1), lambda z: (z.times(2) + 1) * z.ring(z.s)),
-    Row(fs.NoSync(0.3, best=2), lambda z: z.t * (z.scores() + (1 + z.w - 1) * (z.s + 8)) + z.ring(z.s)),
-    Row(fs.PSOPS(3), lambda z: z.times(3) * (z.scores() + z.spread(z.p)) + z.scores() + z.spread(z.s)),
+    Row(
+        fs.NoSync(0.3, best=2),
+        lambda z: z.t * (z.scores() + (1 + z.w - 1) * (z.s + 8)) + z.ring(z.s),
+    ),
+    Row(
+        fs.PSOPS(3),
+        lambda z: z.times(3) * (z.scores() + z.spread(z.p)) + z.scores() + z.spread(z.s),
+    ),
     Row(fs.EASGD(2), lambda z: z.w * (2 * z.times(2) + 1) * z.s),
     Row(fs.EASGD(2, mode="sync"), lambda z: z.times(2) * z.ring(z.s)),
     Row(fs.EAMSGD(2), lambda z: z.w * (2 * z.times(2) + 1) * z.s),
@@ -107,16 +119,32 @@ TABLE = [
         lambda z: 2 * z.t * z.ring(z.p, 2) + z.times(2) * 2 * (2 * z.s + z.s) + z.w * z.s,
         repeats=RACES,
     ),
-    Row(fs.Hogwild(), lambda z: z.w * (2 * z.t + 2) * z.p + z.ring(z.b), repeats=RACES, shares=SHARED),
+    Row(
+        fs.Hogwild(),
+        lambda z: z.w * (2 * z.t + 2) * z.p + z.ring(z.b),
+        repeats=RACES,
+        shares=SHARED,
+    ),
     Row(fs.AsyncSGD(), lambda z: z.w * (2 * z.t + 1) * z.p + z.ring(z.b), repeats=RACES),
     Row(
         fs.AsyncSGD(momentum=0.5, staleness_aware=True, delay_compensation=0.1),
         lambda z: z.w * ((5 * z.t + 1) * z.p + z.t * 16) + z.ring(z.b),
         repeats=RACES,
     ),
-    Row(fs.Downpour(3, 2), lambda z: z.w * (z.times_and_end(3) + z.times(2) + 1) * z.p + z.ring(z.b), repeats=RACES),
-    Row(fs.StaleSync(2), lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b), repeats=RACES),
-    Row(fs.StaleSync(0), lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b)),
+    Row(
+        fs.Downpour(3, 2),
+        lambda z: z.w * (z.times_and_end(3) + z.times(2) + 1) * z.p + z.ring(z.b),
+        repeats=RACES,
+    ),
+    Row(
+        fs.StaleSync(2),
+        lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b),
+        repeats=RACES,
+    ),
+    Row(
+        fs.StaleSync(0),
+        lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b),
+    ),
     Row(fs.GoSGD(0.5), None, repeats=RACES),
     Row(fs.ADPSGD(), lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.ring(z.s), repeats=RACES),
     Row(fs.DPSGD(), lambda z: z.w * 2 * z.t * z.s + z.ring(z.s)),

@@ -1,4 +1,6 @@
-"""Against implementations that are not ours: torch's own, on real processes over gloo, same seeds and batches."""
+"""Against implementations that are not ours: torch's own, on real processes over gloo, same
+seeds and batches.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
+    HierarchicalModelAverager,
+)
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,10 +29,11 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-8}
 def join_gloo(comm, folder):
     """Torch's own process group, which ends with the worker's process.
 
-    It is not destroyed: a hook's last callback, on one of its own threads, may be the last to hold it, and the thread
-    would then wait for itself to end.
-    """
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.size)
+    It is not destroyed: a hook's last callback, on one of its own threads, may be the last to hold
+    it, and the thread would then wait for itself to end."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.size
+    )
 
 
 def loop(comm, model, optimizer, after_step=lambda: None, steps=STEPS):
@@ -47,7 +52,9 @@ def test_post_local_sgd_is_torchs(local, tmp_path):
         join_gloo(comm, tmp_path)
         model = net()
         parallel = DistributedDataParallel(model)
-        state = post_local.PostLocalSGDState(None, None, switch, post_local_gradient_allreduce=False)
+        state = post_local.PostLocalSGDState(
+            None, None, switch, post_local_gradient_allreduce=False
+        )
         parallel.register_comm_hook(state, post_local.post_localSGD_hook)
         # Torch's averager counts calls from 0 and averages first at its last warm-up step.
         averager = PeriodicModelAverager(period, warmup_steps=switch + period - 1)
@@ -67,7 +74,13 @@ def test_households_are_torchs_hierarchical_averager(local, tmp_path):
         model = net()
         averager = HierarchicalModelAverager(OrderedDict([(2, 2), (8, W)]))
         averager.step = 1  # it counts calls from 0
-        loop(comm, model, sgd(model), lambda: averager.average_parameters(model.parameters()), steps=19)
+        loop(
+            comm,
+            model,
+            sgd(model),
+            lambda: averager.average_parameters(model.parameters()),
+            steps=19,
+        )
         return flat(model)
 
     theirs = fs.launch(program, W, local)
@@ -79,7 +92,9 @@ def test_households_are_torchs_hierarchical_averager(local, tmp_path):
 
 def wide_net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 40), nn.Tanh(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)).double()
+    return nn.Sequential(
+        nn.Linear(10, 40), nn.Tanh(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)
+    ).double()
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -90,7 +105,9 @@ def test_power_sgd_is_torchs_hook(local, tmp_path, rank):
         join_gloo(comm, tmp_path)
         model = wide_net()
         parallel = DistributedDataParallel(model)
-        state = power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=plain, random_seed=5)
+        state = power.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=plain, random_seed=5
+        )
         parallel.register_comm_hook(state, power.powerSGD_hook)
         loop(comm, parallel, sgd(model))
         return flat(model)
@@ -132,17 +149,23 @@ def test_the_outer_step_of_diloco_is_torchs_optimizer(nesterov):
             F.cross_entropy(replica(X[step][mine]), Y[step][mine]).backward()
             optimizer.step()
         if (step + 1) % period == 0:
-            theta.grad = theta.detach() - torch.stack([flat(replica) for replica in replicas]).mean(0)
+            theta.grad = theta.detach() - torch.stack([flat(replica) for replica in replicas]).mean(
+                0
+            )
             outer.step()
             for replica in replicas:
                 nn.utils.vector_to_parameters(theta.detach().clone(), replica.parameters())
-    for before, after in distributed(fs.DiLoCo(period, nesterov=nesterov), momentum=0.9, steps=period * exchanges):
+    for before, after in distributed(
+        fs.DiLoCo(period, nesterov=nesterov), momentum=0.9, steps=period * exchanges
+    ):
         assert torch.allclose(before, theta.detach(), rtol=1e-9)
         assert torch.equal(before, after)
 
 
 def test_slow_momentum_follows_its_equations():
-    """u ← βu + (x_0 − x̄)/γ; x_0 ← x_0 − αγu, with a learning rate that changes between exchanges."""
+    """u ← βu + (x_0 − x̄)/γ; x_0 ← x_0 − αγu, with a learning rate that changes between
+    exchanges.
+    """
     period, alpha, beta = 3, 0.8, 0.6
 
     def rate(step):

@@ -1,4 +1,6 @@
-"""Asynchronous gradients and gossip: workers take steps in a prescribed order, and the equations are written out."""
+"""Asynchronous gradients and gossip: workers take steps in a prescribed order, and the equations
+are written out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 from tests.strategies.harness import Vector, in_order, net_with_statistics, sgd, train
 
 import flockstep as fs
-from flockstep.topology import bipartite_neighbours
+from flockstep.strategies._topology import bipartite_neighbours
 
 ORDER = [0, 1, 1, 2, 0, 2, 2, 2, 1, 0, 0, 1, 2, 0]
 DRAW = torch.Generator().manual_seed(6)
@@ -93,12 +95,17 @@ def test_gossip_halves_weights_and_takes_weighted_means():
 
 
 def test_gossip_with_no_chance_is_training_alone_and_averaging_at_the_end():
-    alone = [START - LR * sum(g for r, g in zip(ORDER, GRADIENTS, strict=True) if r == rank) for rank in range(3)]
+    alone = [
+        START - LR * sum(g for r, g in zip(ORDER, GRADIENTS, strict=True) if r == rank)
+        for rank in range(3)
+    ]
     assert_outcome(fs.GoSGD(0.0), alone, sum(alone) / 3)
 
 
 def test_active_workers_average_with_passive_ones():
-    """Even ranks are active. A passive worker computes on what it last read and adds its change to what it became."""
+    """Even ranks are active. A passive worker computes on what it last read and adds its change
+    to what it became.
+    """
     order = [0, 1, 2, 3, 0, 3, 1, 2, 2, 0, 1, 3]
     draws = [torch.Generator().manual_seed(rank) for rank in range(4)]
     x, read = [START] * 4, [START] * 4
@@ -114,7 +121,9 @@ def test_active_workers_average_with_passive_ones():
     assert_outcome(fs.ADPSGD("complete"), read, sum(x) / 4, order, GRADIENTS[:12])
 
 
-@pytest.mark.parametrize(("graph", "neighbours"), [("ring", [1, 4]), ("exponential", [1, 2, 3, 4]), ("complete", None)])
+@pytest.mark.parametrize(
+    ("graph", "neighbours"), [("ring", [1, 4]), ("exponential", [1, 2, 3, 4]), ("complete", None)]
+)
 def test_synchronous_mixing(graph, neighbours):
     """x ← W x − η g on five workers; all degrees are equal, so every weight is 1/(1 + degree)."""
     workers = 5
@@ -123,7 +132,9 @@ def test_synchronous_mixing(graph, neighbours):
     for distance in away:
         weights += torch.eye(workers, dtype=torch.float64).roll(distance, dims=1)
     weights /= 1 + len(away)
-    gradients = torch.randn(6, workers, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = torch.randn(
+        6, workers, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     x = START.repeat(workers, 1)
     for gradient in gradients:
         x = weights @ x - LR * gradient
@@ -142,7 +153,9 @@ def test_synchronous_mixing(graph, neighbours):
 
 
 def test_nesterov_momentum_between_elastic_pulls():
-    """v ← δv − η g(x + δv), x ← x + v, on f(x) = |x|²/2 (g(y) = y); both workers pull in turn every second step."""
+    """v ← δv − η g(x + δv), x ← x + v, on f(x) = |x|²/2 (g(y) = y); both workers pull in turn
+    every second step.
+    """
     delta, alpha = 0.6, 0.3
     x, v, centre = [START] * 2, [torch.zeros_like(START)] * 2, START
     for step in range(8):
@@ -164,7 +177,9 @@ def test_nesterov_momentum_between_elastic_pulls():
         return ahead, worker.finish().x.detach().clone()
 
     for rank, (ahead, after) in enumerate(fs.launch(program, 2)):
-        assert torch.allclose(ahead, x[rank] + delta * v[rank], rtol=1e-12)  # where the next gradient is taken
+        assert torch.allclose(
+            ahead, x[rank] + delta * v[rank], rtol=1e-12
+        )  # where the next gradient is taken
         assert torch.allclose(after, centre, rtol=1e-12)
 
 
@@ -193,7 +208,9 @@ def test_on_local_processes_a_model_sees_what_another_does_to_it_with_no_call(lo
 
 
 def test_on_local_processes_no_update_of_a_server_is_lost(local):
-    """Two workers at a time, hundreds of updates: the sum is exact where updates are applied one at a time."""
+    """Two workers at a time, hundreds of updates: the sum is exact where updates are applied one
+    at a time.
+    """
     steps, elements = 150, 20_000
 
     def program(comm):

@@ -1,4 +1,6 @@
-"""Codistillation against torch's own cross entropy of soft targets, on models trained side by side by hand."""
+"""Codistillation against torch's own cross entropy of soft targets, on models trained side by
+side by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ import pickle
 
 import pytest
 import torch
-from tests.strategies.harness import B, Vector, X, Y, distributed, flat, net_with_statistics, sgd, train
+from tests.strategies.harness import (
+    B,
+    Vector,
+    X,
+    Y,
+    distributed,
+    flat,
+    net_with_statistics,
+    sgd,
+    train,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -25,7 +37,9 @@ def test_the_loss_gains_the_teachers_soft_targets(topology):
             copies = [copy.deepcopy(model).eval() for model in models]
             for rank in range(groups):
                 teachers[rank] = (
-                    [copies[rank - 1]] if topology == "ring" else [c for r, c in enumerate(copies) if r != rank]
+                    [copies[rank - 1]]
+                    if topology == "ring"
+                    else [c for r, c in enumerate(copies) if r != rank]
                 )
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             mine = slice(rank * B, (rank + 1) * B)
@@ -33,7 +47,9 @@ def test_the_loss_gains_the_teachers_soft_targets(topology):
             loss = F.cross_entropy(logits, Y[step][mine])
             if teachers[rank]:
                 with torch.no_grad():
-                    soft = sum(F.softmax(t(X[step][mine]) / heat, dim=1) for t in teachers[rank]) / len(teachers[rank])
+                    soft = sum(
+                        F.softmax(t(X[step][mine]) / heat, dim=1) for t in teachers[rank]
+                    ) / len(teachers[rank])
                 loss = loss + weight * heat**2 * F.cross_entropy(logits / heat, soft)
             optimizer.zero_grad()
             loss.backward()
@@ -43,7 +59,11 @@ def test_the_loss_gains_the_teachers_soft_targets(topology):
 
     def program(comm):
         worker, _ = train(comm, strategy, steps=steps, make_model=net_with_statistics)
-        before = flat(worker.model), worker.model[1].running_mean.clone(), int(worker.model[1].num_batches_tracked)
+        before = (
+            flat(worker.model),
+            worker.model[1].running_mean.clone(),
+            int(worker.model[1].num_batches_tracked),
+        )
         return before, worker.smooth_loss, flat(worker.finish()), pickle.dumps(worker.model)
 
     told = fs.launch(program, groups)
@@ -77,5 +97,8 @@ def test_a_loop_that_leaves_the_teachers_out_of_its_loss_is_told():
         worker = fs.Worker(comm, model, sgd(model), fs.Codistillation(2, 1, 0))
         worker.step(1.0)
 
-    with pytest.raises(fs.FlockstepError, match=r"rank \d: Codistillation is part of the loss: call loss = worker.adj"):
+    with pytest.raises(
+        fs.FlockstepError,
+        match=r"rank \d: Codistillation is part of the loss: call loss = worker.adj",
+    ):
         fs.launch(program, 2)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.strategies.harness import B, W, X, Y, assert_same, distributed, flat, net, sgd, single, train
+from tests.strategies.harness import (
+    B,
+    W,
+    X,
+    Y,
+    assert_same,
+    distributed,
+    flat,
+    net,
+    sgd,
+    single,
+    train,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,12 +32,16 @@ def test_sync_sgd_is_one_process_with_the_large_batch(momentum):
 
 
 def test_local_sgd_of_period_1_with_plain_sgd_is_sync_sgd():
-    for (local, _), (sync, _) in zip(distributed(fs.LocalSGD(period=1)), distributed(fs.SyncSGD()), strict=True):
+    for (local, _), (sync, _) in zip(
+        distributed(fs.LocalSGD(period=1)), distributed(fs.SyncSGD()), strict=True
+    ):
         assert torch.allclose(local, sync, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "strategy", [fs.SyncSGD(), fs.LocalSGD(period=3), fs.LocalSGD(period=4, momentum="average")], ids=repr
+    "strategy",
+    [fs.SyncSGD(), fs.LocalSGD(period=3), fs.LocalSGD(period=4, momentum="average")],
+    ids=repr,
 )
 def test_simulated_and_local_workers_agree_bit_for_bit(local, strategy):
     assert_same(distributed(strategy, momentum=0.9), distributed(strategy, local, momentum=0.9))
@@ -55,14 +71,20 @@ def reset(optimizers):
 
 
 def average(optimizers):
-    for parameters in zip(*(optimizer.param_groups[0]["params"] for optimizer in optimizers), strict=True):
-        buffers = [o.state[p]["momentum_buffer"] for o, p in zip(optimizers, parameters, strict=True)]
+    for parameters in zip(
+        *(optimizer.param_groups[0]["params"] for optimizer in optimizers), strict=True
+    ):
+        buffers = [
+            o.state[p]["momentum_buffer"] for o, p in zip(optimizers, parameters, strict=True)
+        ]
         mean = torch.stack(buffers).mean(0)
         for buffer in buffers:
             buffer.copy_(mean)
 
 
-@pytest.mark.parametrize(("momentum", "at_average"), [("keep", lambda _: None), ("reset", reset), ("average", average)])
+@pytest.mark.parametrize(
+    ("momentum", "at_average"), [("keep", lambda _: None), ("reset", reset), ("average", average)]
+)
 def test_local_sgd_is_averaging_by_hand(momentum, at_average):
     expected = by_hand(3, 0.9, 11, at_average)
     results = distributed(fs.LocalSGD(period=3, momentum=momentum), momentum=0.9, steps=11)
@@ -72,7 +94,10 @@ def test_local_sgd_is_averaging_by_hand(momentum, at_average):
 
 
 def test_what_happens_to_momentum_matters():
-    finals = [distributed(fs.LocalSGD(3, momentum=m), momentum=0.9)[0][1] for m in ("keep", "reset", "average")]
+    finals = [
+        distributed(fs.LocalSGD(3, momentum=m), momentum=0.9)[0][1]
+        for m in ("keep", "reset", "average")
+    ]
     assert not torch.allclose(finals[0], finals[1])
     assert not torch.allclose(finals[0], finals[2])
 
@@ -87,7 +112,9 @@ def test_one_shot_averaging_averages_only_at_the_end():
 def test_independent_is_represented_by_the_lowest_loss():
     def program(comm):
         model = nn.Linear(1, 1)
-        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent())
+        worker = fs.Worker(
+            comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent()
+        )
         worker.flat.state.fill_(comm.rank)
         for _ in range(3):
             worker.step([5.0, 2.0, 1.0, 3.0][comm.rank])
@@ -143,7 +170,9 @@ def test_easgd_sync_moves_both_sides_from_the_old_values(alpha):
         mean = sum(x) / 3
         x = [value - rate * (value - centre) for value in x]
         centre = (1 - 3 * rate) * centre + 3 * rate * mean
-    for rank, (before, after) in enumerate(elastic(fs.EASGD(period=1, alpha=alpha, mode="sync"), 5)):
+    for rank, (before, after) in enumerate(
+        elastic(fs.EASGD(period=1, alpha=alpha, mode="sync"), 5)
+    ):
         assert before == pytest.approx(x[rank], rel=1e-12)
         assert after == pytest.approx(centre, rel=1e-12)
 
@@ -153,7 +182,9 @@ def test_the_elastic_pull_conserves_the_sum():
     for strategy in (fs.EASGD(period=1), fs.EAWild(alpha=0.2)):
         total = 30.0 + centre_start()
         results = elastic(strategy, 8)
-        assert sum(before for before, _ in results) + results[0][1] == pytest.approx(total, rel=1e-12)
+        assert sum(before for before, _ in results) + results[0][1] == pytest.approx(
+            total, rel=1e-12
+        )
         assert len({after for _, after in results}) == 1
 
 
@@ -163,7 +194,9 @@ def test_period_counts_optimizer_steps():
 
         def program(comm, layers=layers):
             model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
-            worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.LocalSGD(period=4))
+            worker = fs.Worker(
+                comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.LocalSGD(period=4)
+            )
             seen = []
             for _ in range(12):
                 loss = model(torch.ones(1, 2)).sum()

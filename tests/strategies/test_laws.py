@@ -11,7 +11,13 @@ from hypothesis import strategies as some
 from tests.strategies.harness import Vector, distributed, drive, sgd
 
 import flockstep as fs
-from flockstep.topology import GRAPHS, bipartite_neighbours, edges_of, metropolis_weights, neighbours_of
+from flockstep.strategies._topology import (
+    GRAPHS,
+    bipartite_neighbours,
+    edges_of,
+    metropolis_weights,
+    neighbours_of,
+)
 
 few = settings(max_examples=25, deadline=None)
 
@@ -24,7 +30,9 @@ few = settings(max_examples=25, deadline=None)
     jitter=some.floats(0, 1),
     seed=some.integers(0, 1000),
 )
-def test_the_weights_of_gossip_sum_to_one_messages_in_flight_included(workers, probability, steps, jitter, seed):
+def test_the_weights_of_gossip_sum_to_one_messages_in_flight_included(
+    workers, probability, steps, jitter, seed
+):
     def program(comm):
         start = torch.tensor([float(seed % 7), 1.0], dtype=torch.float64)
         model = Vector(start)
@@ -37,7 +45,12 @@ def test_the_weights_of_gossip_sum_to_one_messages_in_flight_included(workers, p
             # A moment at which nothing moves: what workers hold, and what lies in mailboxes.
             comm.barrier()
             box = worker.state.mailboxes[comm.rank].read()
-            told.append([worker.state.weight + float(box[-1]), *(model.x.detach() * worker.state.weight + box[:-1])])
+            told.append(
+                [
+                    worker.state.weight + float(box[-1]),
+                    *(model.x.detach() * worker.state.weight + box[:-1]),
+                ]
+            )
             comm.barrier()
         return torch.tensor(told, dtype=torch.float64)
 
@@ -106,13 +119,17 @@ SERVED = [
 @few
 @given(strategy=some.sampled_from(SERVED), workers=some.integers(2, 5), seed=some.integers(0, 1000))
 def test_complete_communication_ends_in_equal_replicas(strategy, workers, seed):
-    """All changes are delivered: every replica is the start plus the sum of them, whatever the order."""
+    """All changes are delivered: every replica is the start plus the sum of them, whatever the
+    order.
+    """
     steps = 7
     draw = torch.Generator().manual_seed(seed)
     gradients = torch.randn(workers, steps, 4, dtype=torch.float64, generator=draw)
 
     def program(comm):
-        worker = drive(comm, strategy, torch.zeros(4, dtype=torch.float64), gradients[comm.rank], lr=0.1)
+        worker = drive(
+            comm, strategy, torch.zeros(4, dtype=torch.float64), gradients[comm.rank], lr=0.1
+        )
         return worker.finish().x.detach().clone()
 
     replicas = fs.launch(program, workers, seed=seed, compute=fs.Compute(jitter=0.7))
@@ -146,8 +163,11 @@ def test_the_bound_of_staleness_is_never_broken(staleness, workers, jitter, slow
     assert all(lead <= staleness for _, lead, _ in told)
     starts = [times for times, *_ in told]
     for step in range(12 - staleness - 1):
-        # Nobody starts step k+s+1 before everybody has ended step k, that is, has come to start step k+1.
-        assert min(times[step + staleness + 1] for times in starts) >= max(times[step] for times in starts)
+        # Nobody starts step k+s+1 before everybody has ended step k, that is, has come to start
+        # step k+1.
+        assert min(times[step + staleness + 1] for times in starts) >= max(
+            times[step] for times in starts
+        )
 
 
 def test_a_bound_is_used_where_workers_differ():
@@ -179,29 +199,43 @@ def test_a_swarm_settles_at_the_distance_that_theory_says(workers, pull):
                 kept.append(model.x.detach().clone())
         return torch.stack(kept)
 
-    x = torch.stack(fs.launch(program, workers, network=fs.Network.preset("ideal"))[: min(workers, 8)])
+    x = torch.stack(
+        fs.launch(program, workers, network=fs.Network.preset("ideal"))[: min(workers, 8)]
+    )
     distances = [(x[i] - x[j]).abs().mean() for i in range(len(x)) for j in range(i)]
-    assert torch.stack(distances).mean().item() == pytest.approx(fs.settled_distance(pull, lr, noise), rel=0.03)
+    assert torch.stack(distances).mean().item() == pytest.approx(
+        fs.settled_distance(pull, lr, noise), rel=0.03
+    )
 
 
 def test_a_swarm_that_nothing_pulls_spreads_as_theory_says():
-    gradients = torch.randn(2, 25, 20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = torch.randn(
+        2, 25, 20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
     def program(comm):
         start = torch.zeros(20_000, dtype=torch.float64)
-        return drive(comm, fs.NoSync(0), start, gradients[comm.rank], lr=0.5).model.x.detach().clone()
+        return (
+            drive(comm, fs.NoSync(0), start, gradients[comm.rank], lr=0.5).model.x.detach().clone()
+        )
 
     one, other = fs.launch(program, 2)
-    assert (one - other).abs().mean().item() == pytest.approx(fs.growing_distance(0.5, 1.0, 25), rel=0.03)
+    assert (one - other).abs().mean().item() == pytest.approx(
+        fs.growing_distance(0.5, 1.0, 25), rel=0.03
+    )
 
 
 @given(some.floats(0.01, 1.0))
 def test_the_pull_for_a_distance_is_the_inverse_of_the_distance_for_a_pull(pull):
-    assert fs.pull_within(fs.settled_distance(pull, lr=1.0, noise=1.0)) == pytest.approx(pull, abs=1e-9)
+    assert fs.pull_within(fs.settled_distance(pull, lr=1.0, noise=1.0)) == pytest.approx(
+        pull, abs=1e-9
+    )
 
 
 def test_the_batches_of_households_are_those_of_the_paper():
-    assert fs.local_batch(128, workers=16, households=8, world_period=128) == pytest.approx(60.68, abs=0.01)
+    assert fs.local_batch(128, workers=16, households=8, world_period=128) == pytest.approx(
+        60.68, abs=0.01
+    )
     for households, period in ((1, 7), (4, 2), (8, 128)):
         batch = fs.local_batch(128, 16, households, period)
         assert math.isclose(fs.effective_batch(batch, 16, households, period), 128)

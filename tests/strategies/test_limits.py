@@ -1,4 +1,5 @@
-"""Limits that tie the methods to each other, in double precision: to the bit, or to 1e-9 where sums differ in order.
+"""Limits that tie the methods to each other, in double precision: to the bit, or to 1e-9 where sums
+differ in order.
 
 In the simulator: that the other backends agree with it is a property of the table.
 """
@@ -53,7 +54,9 @@ def test_an_outer_optimizer_that_does_nothing_is_local_sgd(momentum):
 
 
 def test_one_household_is_sync_sgd():
-    assert_same(distributed(fs.Households(count=1, world_period=4)), distributed(fs.SyncSGD()), CLOSE)
+    assert_same(
+        distributed(fs.Households(count=1, world_period=4)), distributed(fs.SyncSGD()), CLOSE
+    )
 
 
 @pytest.mark.parametrize("period", [1, 3])
@@ -68,7 +71,9 @@ def test_neighbourhoods_that_are_the_world_change_nothing():
 
 
 def test_no_staleness_is_sync_sgd_with_the_learning_rate_of_a_sum():
-    """The server adds up all workers' changes, where SyncSGD takes their mean: w times the learning rate."""
+    """The server adds up all workers' changes, where SyncSGD takes their mean: w times the
+    learning rate.
+    """
     stale = distributed(fs.StaleSync(staleness=0), lr=0.1 / W)
     assert_same(stale, distributed(fs.SyncSGD(), lr=0.1), CLOSE)
 
@@ -82,18 +87,24 @@ def test_elastic_averaging_without_momentum_is_easgd():
     assert_same(elastic, distributed(fs.EASGD(period=2, alpha=0.2)), CLOSE)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical", "hierarchical:4", "torus", "torus:4x1"])
+@pytest.mark.parametrize(
+    "algorithm", ["ring", "tree", "hierarchical", "hierarchical:4", "torus", "torus:4x1"]
+)
 def test_every_all_reduce_algorithm_is_the_flat_one(algorithm):
     assert_same(distributed(fs.SyncSGD(algorithm)), distributed(fs.SyncSGD()), CLOSE)
 
 
 def test_switching_at_once_is_local_sgd_and_never_is_sync_sgd():
     assert_same(distributed(fs.PostLocalSGD(0, period=3)), distributed(fs.LocalSGD(3)))
-    assert_same(befores(distributed(fs.PostLocalSGD(1.0, period=3))), befores(distributed(fs.SyncSGD())))
+    assert_same(
+        befores(distributed(fs.PostLocalSGD(1.0, period=3))), befores(distributed(fs.SyncSGD()))
+    )
 
 
 def test_adaptive_averaging_that_never_decides_is_local_sgd():
-    assert_same(distributed(fs.AdaComm(initial_period=4, interval_seconds=1e9)), distributed(fs.LocalSGD(4)))
+    assert_same(
+        distributed(fs.AdaComm(initial_period=4, interval_seconds=1e9)), distributed(fs.LocalSGD(4))
+    )
 
 
 def test_a_codec_that_keeps_everything_changes_nothing():
@@ -107,7 +118,8 @@ def test_a_codec_that_keeps_everything_changes_nothing():
 def test_synchronous_elastic_averaging_on_quadratics_follows_its_closed_form(period):
     """f_i(x) = (x − a_i)²/2 and wα = 1: the centre c becomes the mean of all.
 
-    Between exchanges x_i − a_i shrinks by r = (1−η)^k, so an exchange maps z = (x_1 … x_w, c) to Mz + b:
+    Between exchanges x_i − a_i shrinks by r = (1−η)^k, so an exchange maps z = (x_1 … x_w, c) to Mz
+    + b:
 
         x_i ← (1−α)(a_i + r(x_i − a_i)) + α c        c ← (1/w) Σ_i (a_i + r(x_i − a_i))
 
@@ -128,11 +140,20 @@ def test_synchronous_elastic_averaging_on_quadratics_follows_its_closed_form(per
         return before, worker.finish().weight.item()
 
     r = (1 - eta) ** period
-    step, shift = torch.zeros(W + 1, W + 1, dtype=torch.float64), torch.zeros(W + 1, dtype=torch.float64)
-    step[:W, :W], step[:W, W], step[W, :W] = (1 - alpha) * r * torch.eye(W, dtype=torch.float64), alpha, r / W
+    step, shift = (
+        torch.zeros(W + 1, W + 1, dtype=torch.float64),
+        torch.zeros(W + 1, dtype=torch.float64),
+    )
+    step[:W, :W], step[:W, W], step[W, :W] = (
+        (1 - alpha) * r * torch.eye(W, dtype=torch.float64),
+        alpha,
+        r / W,
+    )
     shift[:W], shift[W] = (1 - alpha) * (1 - r) * a, (1 - r) * a.mean()
     power, one = torch.linalg.matrix_power(step, exchanges), torch.eye(W + 1, dtype=torch.float64)
-    *positions, centre = (power.sum(1) * start + torch.linalg.solve(one - step, (one - power) @ shift)).tolist()
+    *positions, centre = (
+        power.sum(1) * start + torch.linalg.solve(one - step, (one - power) @ shift)
+    ).tolist()
     for (before, after), expected in zip(fs.launch(program, W), positions, strict=True):
         assert math.isclose(before, expected, rel_tol=CLOSE)
         assert math.isclose(after, centre, rel_tol=CLOSE)

@@ -21,7 +21,9 @@ LR = 0.1
 
 
 def swarm(strategy, **options):
-    """Workers with prescribed gradients, losses and accuracies: their numbers before and after finish."""
+    """Workers with prescribed gradients, losses and accuracies: their numbers before and after
+    finish.
+    """
 
     def program(comm):
         model = Vector(START)
@@ -64,7 +66,9 @@ def test_the_pull_towards_the_best(score, best, staleness, period):
 
 
 def test_scores_by_accuracy_need_one():
-    with pytest.raises(fs.FlockstepError, match=r"rank \d: score='accuracy' needs that of every batch: worker.step"):
+    with pytest.raises(
+        fs.FlockstepError, match=r"rank \d: score='accuracy' needs that of every batch: worker.step"
+    ):
 
         def program(comm):
             model = Vector(START)
@@ -79,8 +83,12 @@ def test_the_best_are_no_more_than_the_workers():
 
 
 def test_a_stale_centre_travels_while_workers_compute():
-    """An exchange of 2 s between steps of 3 s: a fresh centre makes them wait for it, the one before does not."""
-    network = fs.Network(latency_seconds=2 / 6, bytes_per_second=1e30)  # a ring of four is six messages
+    """An exchange of 2 s between steps of 3 s: a fresh centre makes them wait for it, the one
+    before does not.
+    """
+    network = fs.Network(
+        latency_seconds=2 / 6, bytes_per_second=1e30
+    )  # a ring of four is six messages
 
     def seconds(staleness):
         def program(comm):
@@ -125,7 +133,9 @@ def test_all_follow_the_best():
 @pytest.mark.parametrize("decay", ["attraction", "all", "none"])
 @pytest.mark.parametrize("random", ["scalar", "vector"])
 def test_particle_swarm_steps(decay, random):
-    """v ← m·v + (1/λ)[c1·r1·(pBest − x) + c2·r2·(gBest − x)], x ← x + v, in place of every third optimizer step."""
+    """v ← m·v + (1/λ)[c1·r1·(pBest − x) + c2·r2·(gBest − x)], x ← x + v, in place of every third
+    optimizer step.
+    """
     seed, c1, c2, period = 3, 0.4, 0.7, 3
     draws = [torch.Generator().manual_seed((seed << 20) + rank) for rank in range(W)]
 
@@ -170,7 +180,9 @@ def test_a_swarm_of_particles_must_know_how_long_it_will_fly():
 
 @pytest.mark.parametrize("falls_at", [None, 20])
 def test_the_period_follows_the_loss(falls_at):
-    """τ_j = ⌈√(η_0 F_j / (η_j F_0)) · τ_0⌉ at each interval, or half of the last if that is not less; at least 1."""
+    """τ_j = ⌈√(η_0 F_j / (η_j F_0)) · τ_0⌉ at each interval, or half of the last if that is not
+    less; at least 1.
+    """
     first, interval, steps = 8, 10.0, 60
 
     def loss(step):
@@ -186,7 +198,9 @@ def test_the_period_follows_the_loss(falls_at):
         periods = []
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = rate(step)
-            worker.step(loss(step) + (comm.rank - 0.5) / 10)  # the mean over the workers is what counts
+            worker.step(
+                loss(step) + (comm.rank - 0.5) / 10
+            )  # the mean over the workers is what counts
             periods.append(worker.state.period)
         return periods
 
@@ -219,7 +233,10 @@ def test_a_share_of_an_unknown_number_of_steps_is_refused():
         model = Vector(START)
         fs.Worker(comm, model, sgd(model), fs.PostLocalSGD(0.5, 2)).step(1.0)
 
-    with pytest.raises(fs.InvalidField, match="'switch_at' must be a number of steps where batches do not come from"):
+    with pytest.raises(
+        fs.InvalidField,
+        match="'switch_at' must be a number of steps where batches do not come from",
+    ):
         fs.launch(program, 2)
 
 
@@ -229,8 +246,14 @@ def test_a_share_of_an_unknown_number_of_steps_is_refused():
         (fs.Households(3, 4), r"'count' must divide the number of workers, 4 \(got 3\)"),
         (fs.Codistillation(3, 4, 5), r"'groups' must divide the number of workers, 4 \(got 3\)"),
         (fs.EAWild(groups=3), r"'groups' must divide the number of workers, 4 \(got 3\)"),
-        (fs.SyncSGD("hierarchical:3"), r"'all_reduce' must have groups that divide the workers, 4 \(got 'hier"),
-        (fs.SyncSGD("torus:3x2"), r"'all_reduce' must have X·Y = 4, the workers \(got 'torus:3x2'\)"),
+        (
+            fs.SyncSGD("hierarchical:3"),
+            r"'all_reduce' must have groups that divide the workers, 4 \(got 'hier",
+        ),
+        (
+            fs.SyncSGD("torus:3x2"),
+            r"'all_reduce' must have X·Y = 4, the workers \(got 'torus:3x2'\)",
+        ),
     ],
     ids=repr,
 )
@@ -262,4 +285,6 @@ def test_all_reduce_algorithms_take_as_many_steps_as_the_papers_say(algorithm, w
         return comm.now()
 
     slow = fs.Network(latency_seconds=1.0, bytes_per_second=1e30)
-    assert max(fs.launch(program, workers, network=slow, compute=fs.Compute(seconds=0.0))) == pytest.approx(messages)
+    assert max(
+        fs.launch(program, workers, network=slow, compute=fs.Compute(seconds=0.0))
+    ) == pytest.approx(messages)

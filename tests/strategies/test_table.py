@@ -52,7 +52,8 @@ def test_the_same_seed_gives_the_same_bits(row):
     """With uneven workers and any number of lanes."""
     how = {"compute": fs.Compute(jitter=0.5), "seed": 7}
     first, *others = [
-        distributed(row.strategy, workers=row.workers, options={**how, "lanes": lanes}) for lanes in (1, 2, 2)
+        distributed(row.strategy, workers=row.workers, options={**how, "lanes": lanes})
+        for lanes in (1, 2, 2)
     ]
     for other in others:
         for ours, theirs in zip(first, other, strict=True):
@@ -62,7 +63,9 @@ def test_the_same_seed_gives_the_same_bits(row):
 
 @every_row
 def test_real_processes_agree_with_the_simulator(row, backend):
-    """Within rounding where the method leaves nothing to chance; otherwise they end somewhere, and all alike."""
+    """Within rounding where the method leaves nothing to chance; otherwise they end somewhere,
+    and all alike.
+    """
     real = distributed(row.strategy, backend, workers=row.workers)
     assert all(torch.equal(after, real[0][1]) for _, after in real)
     if row.repeats:
@@ -79,7 +82,9 @@ def test_bytes_follow_the_formula(row, model):
     steps = 18
 
     def program(comm):
-        worker, _ = train(comm, row.strategy, steps=steps, **({"make_model": model} if model else {}))
+        worker, _ = train(
+            comm, row.strategy, steps=steps, **({"make_model": model} if model else {})
+        )
         worker.finish()
         return comm.meter.bytes_sent, worker.flat.parameters.nbytes, worker.flat.buffers.nbytes
 
@@ -102,7 +107,9 @@ def test_the_representative_is_the_same_on_all(row):
 
 @every_row
 def test_statistics_are_those_of_the_representative(row):
-    """Every worker ends with the same statistics of batch normalisation, and they have moved from where they began."""
+    """Every worker ends with the same statistics of batch normalisation, and they have moved
+    from where they began.
+    """
 
     def program(comm):
         worker, _ = train(comm, row.strategy, make_model=net_with_statistics)
@@ -120,7 +127,9 @@ def test_statistics_are_those_of_the_representative(row):
 @every_row
 @pytest.mark.parametrize("model", MODELS)
 def test_any_model_trains_with_any_optimizer_and_ends_equal_on_all_workers(row, model):
-    """Tied and frozen parameters, statistics, strides, half precision; with Adam, whose changes are no gradients."""
+    """Tied and frozen parameters, statistics, strides, half precision; with Adam, whose changes
+    are no gradients.
+    """
 
     def program(comm):
         net = MODELS[model]()
@@ -153,7 +162,9 @@ class Far(nn.Module):
 
 @every_row
 def test_training_goes_on_without_a_worker_that_failed_and_finish_never_mixes_it_in(row, local):
-    """After its second step the last worker moves a million off and dies; the others take three more, and finish."""
+    """After its second step the last worker moves a million off and dies; the others take three
+    more, and finish.
+    """
 
     def program(comm):
         model = Far()
@@ -186,7 +197,11 @@ def test_statistics_can_be_computed_anew_from_data(row):
         worker, _ = train(comm, row.strategy, make_model=net_with_statistics, steps=3)
         model = fs.recalibrate(worker.finish(), (data, data), batch_size=len(data))
         inside = model[0](data)
-        return model[1].running_mean - inside.mean(0), model[1].running_var - inside.var(0), model.training
+        return (
+            model[1].running_mean - inside.mean(0),
+            model[1].running_var - inside.var(0),
+            model.training,
+        )
 
     for mean, variance, is_training in fs.launch(program, row.workers):
         assert mean.abs().max() < 1e-12

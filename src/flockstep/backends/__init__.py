@@ -1,5 +1,18 @@
 """What starts workers and carries their tensors."""
 
 from flockstep.backends.base import Backend, Program, Watcher
+from flockstep.backends.local import LocalProcesses
+from flockstep.backends.ray import Ray
+from flockstep.backends.sim import Compute, Simulator
+from flockstep.backends.torchrun import Torchrun
 
-__all__ = ["Backend", "Program", "Watcher"]
+__all__ = [
+    "Backend",
+    "Compute",
+    "LocalProcesses",
+    "Program",
+    "Ray",
+    "Simulator",
+    "Torchrun",
+    "Watcher",
+]

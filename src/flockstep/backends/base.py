@@ -25,7 +25,9 @@ PACKAGE = str(Path(__file__).parents[1])
 
 
 class Stopped(BaseException):
-    """The launcher asked this worker to stop; unwinds the program so that its `finally` blocks run."""
+    """The launcher asked this worker to stop; unwinds the program so that its `finally` blocks
+    run.
+    """
 
 
 class Backend(ABC):
@@ -33,7 +35,9 @@ class Backend(ABC):
 
     @property
     def is_lead(self) -> bool:
-        """Whether this process speaks for the run. Where several processes launch together, one of them does."""
+        """Whether this process speaks for the run. Where several processes launch together, one
+        of them does.
+        """
         return True
 
     def size(self, workers: int | None, default: int | None = None) -> int:
@@ -56,8 +60,8 @@ class Backend(ABC):
     ) -> list[Any]:
         """Run `program(comm)` once per worker; return the results in rank order.
 
-        With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it when nobody is left.
-        """
+        With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it
+        when nobody is left."""
 
 
 def stream_seed(seed: int, rank: int) -> int:
@@ -77,21 +81,31 @@ def source_line(frame: FrameType | None) -> str:
 
 
 def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | None) -> WorkerLost:
-    """The error for a worker whose process has ended; a negative exit code is the signal that killed it."""
+    """The error for a worker whose process has ended; a negative exit code is the signal that
+    killed it.
+    """
     if exit_code is None:
         how = "went away"
     elif exit_code < 0:
-        names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+        names = {
+            number.value: number.name for number in signal.Signals
+        }  # most real-time signals have none
         how = f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
     else:
         how = f"exited with {exit_code}"
     return WorkerLost(f"rank {rank} {how} after step {step}", rank, exit_code, step, seconds)
 
 
-def describe_deadlock(waits: Sequence[str | None], first_rank: int = 0, lost: Collection[int] = ()) -> str:
-    """What each worker waits in and where; None: its program has ended, or it is among the `lost`."""
+def describe_deadlock(
+    waits: Sequence[str | None], first_rank: int = 0, lost: Collection[int] = ()
+) -> str:
+    """What each worker waits in and where; None: its program has ended, or it is among the
+    `lost`.
+    """
     lines = []
     for index, wait in enumerate(waits):
-        doing = f"waits in {wait}" if wait else "was lost" if index in lost else "has ended its program"
+        doing = (
+            f"waits in {wait}" if wait else "was lost" if index in lost else "has ended its program"
+        )
         lines.append(f"  rank {first_rank + index} {doing}")
     return "\n".join(["no worker can go on:", *lines])

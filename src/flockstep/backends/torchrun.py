@@ -1,10 +1,11 @@
 """Workers that torchrun has started, on one host or on many.
 
-Every process that torchrun starts calls `launch` and becomes the launcher of one worker (`cluster.meeting`).
+Every process that torchrun starts calls `launch` and becomes the launcher of one worker
+(`cluster.meeting`).
 
-Environment variables are read here and nowhere else: those of torchrun (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and FLOCKSTEP_TOKEN, the run's secret.
-"""
+Environment variables are read here and nowhere else: those of torchrun (RANK, WORLD_SIZE,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and
+FLOCKSTEP_TOKEN, the run's secret."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher
+from flockstep.backends.base import (
+    ON_FAILURE,
+    Backend,
+    Program,
+    Watcher,
+)
 from flockstep.backends.cluster.meeting import GATHER_SECONDS, Meeting, be_worker
 from flockstep.backends.local import LocalProcesses
 from flockstep.errors import InvalidField
@@ -37,7 +43,9 @@ class World:
     size: int
     local_size: int
     master: tuple[str, int]
-    hosts_store: bool  # where nobody else does: the variables were not set by torchrun but, say, by SLURM
+    hosts_store: (
+        bool  # where nobody else does: the variables were not set by torchrun but, say, by SLURM
+    )
     attempt: str
     interface: str | None
     secret: str | None = field(repr=False)
@@ -46,7 +54,12 @@ class World:
     def read(cls, environment: Mapping[str, str] = os.environ) -> World:
         def number(name: str, default: str = "") -> int:
             text = environment.get(name, default)
-            require(text.isdigit(), name, "be set, as torchrun does: torchrun --nproc-per-node 4 SCRIPT", text or None)
+            require(
+                text.isdigit(),
+                name,
+                "be set, as torchrun does: torchrun --nproc-per-node 4 SCRIPT",
+                text or None,
+            )
             return int(text)
 
         rank, size = number("RANK"), number("WORLD_SIZE")
@@ -64,7 +77,9 @@ class World:
 
     @property
     def host(self) -> str:
-        """The one address of this host to listen on: loopback if all workers are here, else that of the interface."""
+        """The one address of this host to listen on: loopback if all workers are here, else that
+        of the interface.
+        """
         if self.interface is not None:
             return _address_of(self.interface)
         if self.local_size == self.size:
@@ -73,7 +88,12 @@ class World:
             probe.connect(self.master)
             address: str = probe.getsockname()[0]
         is_reachable = not address.startswith("127.")
-        require(is_reachable, "GLOO_SOCKET_IFNAME", "name the interface by which other hosts reach this one", None)
+        require(
+            is_reachable,
+            "GLOO_SOCKET_IFNAME",
+            "name the interface by which other hosts reach this one",
+            None,
+        )
         return address
 
     @property
@@ -82,7 +102,8 @@ class World:
         if not self.hosts_store:
             return self.master
         address = socket.gethostbyname(self.master[0])
-        # A host's own name may mean loopback to itself, where those on other hosts would not find the store.
+        # A host's own name may mean loopback to itself, where those on other hosts would not find
+        # the store.
         is_hidden = address.startswith("127.") and self.local_size != self.size
         return (self.host if is_hidden else address, self.master[1])
 
@@ -90,10 +111,10 @@ class World:
 class Torchrun(Backend):
     """Processes that torchrun has started, on one host or many, over torch.distributed.
 
-    Every process that torchrun starts calls `launch`; rank 0 gets all results, the others their own and None for the
-    rest. A worker runs in a process of its own beside its launcher. To launch often, keep what it is forked from:
-    `with fs.Torchrun() as backend: fs.launch(program, backend=backend)`.
-    """
+    Every process that torchrun starts calls `launch`; rank 0 gets all results, the others their own
+    and None for the rest. A worker runs in a process of its own beside its launcher. To launch
+    often, keep what it is forked from: `with fs.Torchrun() as backend: fs.launch(program,
+    backend=backend)`."""
 
     def __init__(self) -> None:
         self._local = LocalProcesses()
@@ -114,7 +135,12 @@ class Torchrun(Backend):
 
     def size(self, workers: int | None, default: int | None = None) -> int:
         size = World.read().size
-        require(workers in (None, size), "workers", f"be left out, or be {size} as torchrun says", workers)
+        require(
+            workers in (None, size),
+            "workers",
+            f"be left out, or be {size} as torchrun says",
+            workers,
+        )
         return size
 
     def run(
@@ -130,12 +156,20 @@ class Torchrun(Backend):
         world = World.read()
         self.size(workers)
         store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
-        with Meeting(store, world.host, world.rank, world.size, world.secret, on_failure) as meeting:
-            cores = len(os.sched_getaffinity(0))  # those that SLURM or taskset leave to this process, not the host's
+        with Meeting(
+            store, world.host, world.rank, world.size, world.secret, on_failure
+        ) as meeting:
+            cores = len(
+                os.sched_getaffinity(0)
+            )  # those that SLURM or taskset leave to this process, not the host's
             threads = max(1, cores // world.local_size)
             ticket = meeting.ticket(seed, world.store)
             body = functools.partial(
-                be_worker, ticket=ticket, directory=meeting.directory, threads=threads, program=program
+                be_worker,
+                ticket=ticket,
+                directory=meeting.directory,
+                threads=threads,
+                program=program,
             )
             return meeting.launch(self._local, body, seed, watch)
 
@@ -145,7 +179,7 @@ _launches = 0
 
 def _next_launch() -> int:
     """All launchers count their launches alike, and so find each other under the same number."""
-    global _launches  # noqa: PLW0603  the processes of torchrun have nothing else in common
+    global _launches
     _launches += 1
     return _launches
 
@@ -169,6 +203,8 @@ def _address_of(interface: str) -> str:
         try:
             answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
-            message = f"'GLOO_SOCKET_IFNAME' must be an interface with an address (got {interface!r})"
+            message = (
+                f"'GLOO_SOCKET_IFNAME' must be an interface with an address (got {interface!r})"
+            )
             raise InvalidField(message) from None
     return socket.inet_ntoa(answer[20:24])

@@ -1,4 +1,6 @@
-"""How tensors are written on the wire, one file each. The table holds them by their names on the command line."""
+"""How tensors are written on the wire, one file each. The table holds them by their names on the
+command line.
+"""
 
 from __future__ import annotations
 

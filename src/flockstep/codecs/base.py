@@ -1,4 +1,6 @@
-"""What a codec is: how a tensor is written into bytes, and what it must remember between messages."""
+"""What a codec is: how a tensor is written into bytes, and what it must remember between
+messages.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ class Carrier(Protocol):
 
 @dataclass
 class Memory:
-    """What one worker remembers between the messages of one stream. It belongs to the strategy's state."""
+    """What one worker remembers between the messages of one stream. It belongs to the strategy's
+    state.
+    """
 
     error: Tensor | None  # what was not sent yet; None for codecs that forget it
-    shapes: tuple[torch.Size, ...]  # of the tensors that lie one behind the other at the start of the stream's tensors
+    shapes: tuple[
+        torch.Size, ...
+    ]  # of the tensors that lie one behind the other at the start of the stream's tensors
     seed: int  # the same on all workers
     draw: np.random.Generator  # each worker's own
     messages: int = 0
@@ -37,10 +43,11 @@ class Memory:
 
 
 class Codec(ABC):
-    """Base class. A codec is a frozen dataclass; what changes lives in the `Memory` that it is given.
+    """Base class. A codec is a frozen dataclass; what changes lives in the `Memory` that it is
+    given.
 
-    A message is a flat tensor of bytes on the CPU, just as it travels. Half-precision tensors are worked on in single
-    precision. With error feedback nothing is lost over time:
+    A message is a flat tensor of bytes on the CPU, just as it travels. Half-precision tensors are
+    worked on in single precision. With error feedback nothing is lost over time:
 
         decode(encode(x)) + error = x + the error before
     """
@@ -50,13 +57,17 @@ class Codec(ABC):
     feeds_back: ClassVar[bool] = False
     """Whether what a message leaves out is remembered, and added to what is sent next."""
 
-    def memory(self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0) -> Memory:
+    def memory(
+        self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0
+    ) -> Memory:
         """A fresh memory for tensors like this one."""
         error = torch.zeros(like.numel(), dtype=_wide(like.dtype)) if self.feeds_back else None
         return Memory(error, tuple(shapes), seed, np.random.default_rng((seed, rank)))
 
     def encode(self, tensor: Tensor, memory: Memory | None = None) -> Tensor:
-        """The message for a flat tensor; with a memory, for the tensor and what was not sent before."""
+        """The message for a flat tensor; with a memory, for the tensor and what was not sent
+        before.
+        """
         tensor = on_cpu(tensor)
         if memory is None or memory.error is None:
             return self._encode(tensor, memory)
@@ -66,17 +77,24 @@ class Codec(ABC):
         return message
 
     def decode(self, message: Tensor, like: Tensor, memory: Memory | None = None) -> Tensor:
-        """The flat tensor that a message stands for, with as many elements of the same dtype as `like`."""
+        """The flat tensor that a message stands for, with as many elements of the same dtype as
+        `like`.
+        """
         result = torch.zeros(like.numel(), dtype=_wide(like.dtype))
         self.add_decoded(message, result, 1.0, memory)
         return result.to(like)
 
     @abstractmethod
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
-        """Add `scale` times what the message stands for to `total`, of single or double precision on the CPU."""
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
+        """Add `scale` times what the message stands for to `total`, of single or double
+        precision on the CPU.
+        """
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
-        """Replace a flat tensor on every worker by the mean over the workers, as far as their messages tell it.
+        """Replace a flat tensor on every worker by the mean over the workers, as far as their
+        messages tell it.
 
         It is the same to the bit on all of them.
         """
@@ -92,7 +110,9 @@ class Codec(ABC):
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """The tensor as codecs work on it: itself, if it lies on the CPU and is of single or double precision."""
+    """The tensor as codecs work on it: itself, if it lies on the CPU and is of single or double
+    precision.
+    """
     return tensor.to("cpu", _wide(tensor.dtype))
 
 
@@ -101,7 +121,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def blocks(elements: int, multiple: int = 8) -> Iterator[slice]:
-    """Parts of a flat tensor that stay in the cache from one operation to the next, of whole multiples each.
+    """Parts of a flat tensor that stay in the cache from one operation to the next, of whole
+    multiples each.
 
     A pass over a large tensor costs many times one over a part of it that was just used.
     """

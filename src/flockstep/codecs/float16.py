@@ -8,7 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Carrier, Codec, Memory, blocks
+from flockstep.codecs.base import (
+    Carrier,
+    Codec,
+    Memory,
+    blocks,
+)
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -35,7 +40,9 @@ class Float16(Codec):
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         return _half(tensor).view(torch.uint8)
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         half = message.view(torch.float16)
         for block in blocks(total.numel()):
             total[block].add_(half[block].to(total.dtype), alpha=scale)

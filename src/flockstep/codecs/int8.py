@@ -8,7 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Codec, Memory, blocks, in_buckets, part_of
+from flockstep.codecs.base import (
+    Codec,
+    Memory,
+    blocks,
+    in_buckets,
+    part_of,
+)
 from flockstep.fields import require_integer
 
 LARGEST = 127
@@ -26,7 +32,8 @@ class Int8(Codec):
     Fields:
         bucket: elements that share a scale.
 
-    Paper: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, with linear levels.
+    Paper: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, with linear
+        levels.
 
     Example:
         fs.run("digits-mlp", fs.SyncSGD(codec=fs.Int8()), workers=4)
@@ -50,10 +57,14 @@ class Int8(Codec):
             largest.masked_fill_(largest < SMALLEST, 0)
             scales[block.start // self.bucket :][: len(rows)] = largest / LARGEST
             per_level = (LARGEST / largest).masked_fill_(largest == 0, 0)
-            levels[block] = rows.mul(per_level[:, None]).round_().view(-1)[: block.stop - block.start]
+            levels[block] = (
+                rows.mul(per_level[:, None]).round_().view(-1)[: block.stop - block.start]
+            )
         return message
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         scales, levels = self._parts(message, total.numel())
         scales = scales.to(total.dtype) * scale
         for block in blocks(total.numel(), self.bucket):
@@ -62,6 +73,8 @@ class Int8(Codec):
             total[block] += rows.view(-1)[: block.stop - block.start]
 
     def _parts(self, message: Tensor, elements: int) -> tuple[Tensor, Tensor]:
-        """The scales of the buckets and the levels of the elements, where they lie in the message."""
+        """The scales of the buckets and the levels of the elements, where they lie in the
+        message.
+        """
         count = -(-elements // self.bucket)
         return part_of(message, 0, count, torch.float32), message[4 * count :].view(torch.int8)

@@ -9,7 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Codec, Memory, blocks, part_of
+from flockstep.codecs.base import (
+    Codec,
+    Memory,
+    blocks,
+    part_of,
+)
 from flockstep.codecs.bits import packed_bytes
 
 HEADER = 8  # two float32
@@ -17,7 +22,8 @@ HEADER = 8  # two float32
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """The sign of every number; what it stands for is the mean of all with that sign. With error feedback.
+    """The sign of every number; what it stands for is the mean of all with that sign. With error
+    feedback.
 
         x_j → mean of {x_k > 0} if x_j > 0, else mean of {x_k ≤ 0}
 
@@ -25,8 +31,8 @@ class OneBit(Codec):
 
     Bytes: 1/8 an element and 8 for the two means.
 
-    Paper: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-    of Speech DNNs", 2014.
+    Paper: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+    Distributed Training of Speech DNNs", 2014.
 
     Example:
         fs.run("digits-mlp", fs.SyncSGD(codec=fs.OneBit()), workers=4)
@@ -55,9 +61,13 @@ class OneBit(Codec):
         means[1] = (total + size) / 2 / max(1, positives)
         return message
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         low, high = part_of(message, 0, 2, torch.float32).to(total.dtype).mul(scale).tolist()
         bits = message.numpy()[HEADER:]
         for block in blocks(total.numel()):
-            ones = np.unpackbits(bits[block.start // 8 : -(-block.stop // 8)], count=block.stop - block.start)
+            ones = np.unpackbits(
+                bits[block.start // 8 : -(-block.stop // 8)], count=block.stop - block.start
+            )
             total[block] += torch.from_numpy(ones).to(total.dtype).mul_(high - low).add_(low)

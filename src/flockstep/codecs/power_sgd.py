@@ -10,7 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Carrier, Codec, Memory, as_message, on_cpu, part_of
+from flockstep.codecs.base import (
+    Carrier,
+    Codec,
+    Memory,
+    as_message,
+    on_cpu,
+    part_of,
+)
 from flockstep.fields import require_integer
 
 LEAST_SAVING = 2  # a matrix whose factors are not even this much smaller travels as it is
@@ -18,22 +25,24 @@ LEAST_SAVING = 2  # a matrix whose factors are not even this much smaller travel
 
 @dataclass(frozen=True)
 class PowerSGD(Codec):
-    """Every matrix as the product of two thin ones, by one step of power iteration from the factors before.
+    """Every matrix as the product of two thin ones, by one step of power iteration from the factors
+    before.
 
         P = orthogonalise(M Q);   Q ← Mᵀ P;   M → P Qᵀ          over workers: mean of M Q, then mean of Mᵀ P
 
-    Tensors of more dimensions are matrices of their first by all others. Vectors, and matrices whose factors are not
-    half as large, travel as they are. Warm start, and error feedback: the error is what the mean over the workers
-    leaves out of a worker's own matrix, as in the authors' code (the paper's text takes the worker's own factors).
+    Tensors of more dimensions are matrices of their first by all others. Vectors, and matrices
+    whose factors are not half as large, travel as they are. Warm start, and error feedback: the
+    error is what the mean over the workers leaves out of a worker's own matrix, as in the authors'
+    code (the paper's text takes the worker's own factors).
 
-    Bytes: 4 (8 in double precision) an element of P, of Q and of what is not compressed. A mean is one all-reduce of
-    all P and the rest, and one of all Q.
+    Bytes: 4 (8 in double precision) an element of P, of Q and of what is not compressed. A mean is
+    one all-reduce of all P and the rest, and one of all Q.
 
     Fields:
         rank: columns of P and Q.
 
-    Paper: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", 2019.
+    Paper: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+    Distributed Optimization", 2019.
 
     Example:
         fs.run("digits-mlp", fs.SyncSGD(codec=fs.PowerSGD(rank=2)), workers=4)
@@ -46,7 +55,9 @@ class PowerSGD(Codec):
     def __post_init__(self) -> None:
         require_integer("rank", self.rank, 1)
 
-    def memory(self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0) -> Memory:
+    def memory(
+        self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0
+    ) -> Memory:
         memory = super().memory(like, shapes, seed=seed, rank=rank)
         draw = torch.Generator().manual_seed(seed)  # all workers start from the same factors
         for count, _, columns, thin in self._layout(memory).forms:
@@ -55,7 +66,9 @@ class PowerSGD(Codec):
 
     def nbytes(self, elements: int, shapes: Sequence[torch.Size] = (), itemsize: int = 4) -> int:
         layout = _Layout.of(tuple(shapes), self.rank)
-        factors = sum(count * (rows + columns) * thin for count, rows, columns, thin in layout.forms)
+        factors = sum(
+            count * (rows + columns) * thin for count, rows, columns, thin in layout.forms
+        )
         return (factors + elements - layout.compressed) * itemsize
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
@@ -68,7 +81,9 @@ class PowerSGD(Codec):
         lefts = [torch.linalg.qr(left).Q for left in lefts]
         rights = [matrix.mT @ left for matrix, left in zip(matrices, lefts, strict=True)]
         memory.bases = _together(carrier, rights)
-        result = layout.joined([left @ right.mT for left, right in zip(lefts, memory.bases, strict=True)], rest, own)
+        result = layout.joined(
+            [left @ right.mT for left, right in zip(lefts, memory.bases, strict=True)], rest, own
+        )
         own.sub_(result)
         tensor.copy_(result)
 
@@ -76,17 +91,23 @@ class PowerSGD(Codec):
         assert memory is not None, "PowerSGD needs a memory, which knows the shapes"
         layout = self._layout(memory)
         matrices = layout.matrices(tensor)
-        lefts = [torch.linalg.qr(m @ basis).Q for m, basis in zip(matrices, memory.bases, strict=True)]
+        lefts = [
+            torch.linalg.qr(m @ basis).Q for m, basis in zip(matrices, memory.bases, strict=True)
+        ]
         memory.bases = [matrix.mT @ left for matrix, left in zip(matrices, lefts, strict=True)]
         return as_message(*lefts, *memory.bases, layout.rest(tensor))
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         assert memory is not None, "PowerSGD needs a memory, which knows the shapes"
         layout = self._layout(memory)
         flat = part_of(message, 0, message.numel() // total.element_size(), total.dtype)
         shapes = [(count, rows, thin) for count, rows, _, thin in layout.forms]
         shapes += [(count, columns, thin) for count, _, columns, thin in layout.forms]
-        *factors, rest = flat.split([*(a * b * c for a, b, c in shapes), total.numel() - layout.compressed])
+        *factors, rest = flat.split(
+            [*(a * b * c for a, b, c in shapes), total.numel() - layout.compressed]
+        )
         shaped = [factor.view(shape) for factor, shape in zip(factors, shapes, strict=True)]
         half = len(layout.forms)
         products = [p @ q.mT for p, q in zip(shaped[:half], shaped[half:], strict=True)]
@@ -98,11 +119,17 @@ class PowerSGD(Codec):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which parts of a flat tensor are matrices worth compressing. Those of equal shape are worked on together."""
+    """Which parts of a flat tensor are matrices worth compressing. Those of equal shape are
+    worked on together.
+    """
 
-    forms: tuple[tuple[int, int, int, int], ...]  # (matrices, rows, columns, columns of the factors)
+    forms: tuple[
+        tuple[int, int, int, int], ...
+    ]  # (matrices, rows, columns, columns of the factors)
     places: tuple[tuple[int, ...], ...]  # for each form, where its matrices begin
-    rest_of: tuple[tuple[int, int | None], ...]  # (start, end) of what lies between; the last has no end
+    rest_of: tuple[
+        tuple[int, int | None], ...
+    ]  # (start, end) of what lies between; the last has no end
     compressed: int  # elements of all matrices
 
     @staticmethod

@@ -9,18 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Codec, Memory, blocks, in_buckets, part_of
+from flockstep.codecs.base import (
+    Codec,
+    Memory,
+    blocks,
+    in_buckets,
+    part_of,
+)
 from flockstep.codecs.bits import pack, packed_bytes, unpack
 from flockstep.fields import require, require_integer
 
 
 @dataclass(frozen=True)
 class QSGD(Codec):
-    """Every number as one of 2s+1 levels, rounded up or down at random so that it is right on average.
+    """Every number as one of 2s+1 levels, rounded up or down at random so that it is right on
+    average.
 
         x_j → ‖x‖ · sign(x_j) · ⌊ s·|x_j|/‖x‖ + u ⌋ / s,   u uniform in [0, 1),  ‖x‖ over the bucket
 
-    Unbiased: E[decode(encode(x))] = x. The paper codes levels with Elias codes; here each takes a fixed number of bits.
+    Unbiased: E[decode(encode(x))] = x. The paper codes levels with Elias codes; here each takes a
+        fixed number of bits.
 
     Bytes: ⌈log₂(2s+1)⌉/8 an element and 4 a bucket.
 
@@ -28,7 +36,8 @@ class QSGD(Codec):
         levels: s, between 1 and 127.
         bucket: elements that share a norm.
 
-    Paper: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017.
+    Paper: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
+        Encoding", 2017.
 
     Example:
         fs.run("digits-mlp", fs.SyncSGD(codec=fs.QSGD(levels=4)), workers=4)
@@ -59,16 +68,21 @@ class QSGD(Codec):
             rows = in_buckets(tensor[block], self.bucket)
             norm = torch.linalg.vector_norm(rows, dim=1).float()
             norms[block.start // self.bucket :][: len(rows)] = norm
-            # sign(y)·⌊|y| + u⌋ and ⌊y + u⌋ both round to the neighbours of y, with the same chances.
+            # sign(y)·⌊|y| + u⌋ and ⌊y + u⌋ both round to the neighbours of y, with the same
+            # chances.
             level = torch.from_numpy(draw.random(rows.shape, dtype=np.float32)).to(rows.dtype)
-            level.addcmul_(rows, (self.levels / norm.masked_fill(norm == 0, torch.inf)).to(rows.dtype)[:, None])
+            level.addcmul_(
+                rows, (self.levels / norm.masked_fill(norm == 0, torch.inf)).to(rows.dtype)[:, None]
+            )
             # A number that is its bucket's whole norm may be rounded beyond the last level.
             level = level.floor_().add_(self.levels).clamp_(0, 2 * self.levels)
             codes = pack(level.view(-1)[: block.stop - block.start].to(torch.uint8), self.width)
             packed[block.start // 8 * self.width :][: len(codes)] = codes
         return message
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         norms, packed = self._parts(message, total.numel())
         norms = norms.to(total.dtype) * (scale / self.levels)
         for block in blocks(total.numel(), 8 * self.bucket):

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Carrier, Codec, Memory, as_message, on_cpu, part_of
+from flockstep.codecs.base import (
+    Carrier,
+    Codec,
+    Memory,
+    as_message,
+    on_cpu,
+    part_of,
+)
 from flockstep.codecs.sparse import require_ratio, share_of
 
 HEADER = 8  # the number that the places follow from
@@ -17,14 +24,16 @@ HEADER = 8  # the number that the places follow from
 
 @dataclass(frozen=True)
 class RandomK(Codec):
-    """A `ratio` of the elements, drawn anew for each message, the same on all workers; the rest waits, and adds up.
+    """A `ratio` of the elements, drawn anew for each message, the same on all workers; the rest
+    waits, and adds up.
 
         x_j → x_j if j is drawn, else 0
 
-    The places follow from the seed, so only values travel, and workers' messages are summed on the way. With error
-    feedback.
+    The places follow from the seed, so only values travel, and workers' messages are summed on the
+    way. With error feedback.
 
-    Bytes: 4 (8 in double precision) an element sent. A mean is one all-reduce of them; a message alone has 8 more.
+    Bytes: 4 (8 in double precision) an element sent. A mean is one all-reduce of them; a message
+        alone has 8 more.
 
     Fields:
         ratio: the share of the elements that is sent, above 0 and at most 1.
@@ -50,7 +59,9 @@ class RandomK(Codec):
         places = self._places(number, tensor)
         return as_message(torch.tensor([number]), tensor[places])
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         total.index_add_(0, *self._parts(message, total), alpha=scale)
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
@@ -69,7 +80,9 @@ class RandomK(Codec):
 
     def _places(self, number: int, like: Tensor) -> Tensor:
         draw = np.random.default_rng(number)
-        chosen = draw.choice(like.numel(), share_of(like.numel(), self.ratio), replace=False, shuffle=False)
+        chosen = draw.choice(
+            like.numel(), share_of(like.numel(), self.ratio), replace=False, shuffle=False
+        )
         return torch.from_numpy(chosen)
 
 

@@ -25,13 +25,15 @@ def share_of(elements: int, ratio: float) -> int:
 def largest(tensor: Tensor, count: int) -> Tensor:
     """The places of the `count` elements that are largest by absolute value.
 
-    A sample tells below which value hardly any of them lies, so that only what is above need be compared.
-    """
+    A sample tells below which value hardly any of them lies, so that only what is above need be
+    compared."""
     sizes = tensor.abs()
     if tensor.numel() < WORTH_SAMPLING or count > tensor.numel() // 10:
         return torch.topk(sizes, count, sorted=False).indices
     sample = sizes[:: tensor.numel() // SAMPLE]
-    share = min(1.0, 1.2 * count / tensor.numel() + 3 / SAMPLE**0.5 * (count / tensor.numel()) ** 0.5)
+    share = min(
+        1.0, 1.2 * count / tensor.numel() + 3 / SAMPLE**0.5 * (count / tensor.numel()) ** 0.5
+    )
     bound = torch.topk(sample, max(1, int(share * sample.numel())), sorted=False).values.min()
     places = torch.from_numpy(np.flatnonzero(sizes.numpy() >= bound.item()))
     if len(places) < count:  # the sample was off

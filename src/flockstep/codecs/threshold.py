@@ -46,7 +46,9 @@ class Threshold(Codec):
         signed = places.mul(2).add_(tensor[places] < 0)
         return signed.to(torch.int32).view(torch.uint8)
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         total.index_add_(0, *self._parts(message, total), alpha=scale)
 
     def _parts(self, message: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:

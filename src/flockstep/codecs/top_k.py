@@ -8,7 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.codecs.base import Codec, Memory, as_message, part_of
+from flockstep.codecs.base import (
+    Codec,
+    Memory,
+    as_message,
+    part_of,
+)
 from flockstep.codecs.sparse import largest, require_ratio, share_of
 
 
@@ -25,8 +30,8 @@ class TopK(Codec):
     Fields:
         ratio: the share of the elements that is sent, above 0 and at most 1.
 
-    Papers: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017; Lin et al., "Deep Gradient
-    Compression", 2018.
+    Papers: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017; Lin et
+    al., "Deep Gradient Compression", 2018.
 
     Example:
         fs.run("digits-mlp", fs.SyncSGD(codec=fs.TopK(ratio=0.01)), workers=4)
@@ -46,7 +51,9 @@ class TopK(Codec):
         places = largest(tensor, share_of(tensor.numel(), self.ratio))
         return as_message(tensor[places], places.to(torch.int32))
 
-    def add_decoded(self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None) -> None:
+    def add_decoded(
+        self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
+    ) -> None:
         total.index_add_(0, *self._parts(message, total), alpha=scale)
 
     def _parts(self, message: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:

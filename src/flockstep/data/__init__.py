@@ -1,4 +1,6 @@
-"""Which worker sees which samples, and in what order. Pure: imports no worker, strategy or backend."""
+"""Which worker sees which samples, and in what order. Imports no worker, strategy or backend."""
+
+from __future__ import annotations
 
 from flockstep.data.assignment import (
     ASSIGNMENTS,
@@ -12,12 +14,26 @@ from flockstep.data.assignment import (
     NeighbourhoodOverlap,
     find_assignment,
 )
+from flockstep.data.augmentation import PadCropFlip
+from flockstep.data.batch_growth import BatchGrowth
+from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, find_dataset
+from flockstep.data.fetching import fetch
+from flockstep.data.files import folders
 from flockstep.data.memory import InMemory
-from flockstep.data.sampling import Sampling
+from flockstep.data.overlap import Overlap, overlap_of
+from flockstep.data.sampling import ORDERS, SHUFFLES, Sampling
+from flockstep.data.sources import in_order, is_stream
+from flockstep.data.timetable import BatchSize, Timetable
 
 __all__ = [
     "ASSIGNMENTS",
+    "CIFAR10_PIXELS",
+    "DATASETS",
+    "ORDERS",
+    "SHUFFLES",
     "Assignment",
+    "BatchGrowth",
+    "BatchSize",
     "Coarse",
     "Disjoint",
     "FineGrained",
@@ -26,6 +42,16 @@ __all__ = [
     "InMemory",
     "MediumCoarse",
     "NeighbourhoodOverlap",
+    "Normalized",
+    "Overlap",
+    "PadCropFlip",
     "Sampling",
+    "Timetable",
+    "fetch",
     "find_assignment",
+    "find_dataset",
+    "folders",
+    "in_order",
+    "is_stream",
+    "overlap_of",
 ]

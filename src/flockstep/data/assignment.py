@@ -1,8 +1,8 @@
 """Which worker may see which samples: pure functions of (samples, workers, seed).
 
-M workers, N samples, C copies of each sample. Where N does not divide, sizes differ by at most one and nothing is
-dropped: borders lie at ⌊i·N/parts⌋, so that several parts in a row differ by at most one, too.
-"""
+M workers, N samples, C copies of each sample. Where N does not divide, sizes differ by at most one
+and nothing is dropped: borders lie at ⌊i·N/parts⌋, so that several parts in a row differ by at most
+one, too."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ class Assignment(ABC):
     name: ClassVar[str]
 
     def assign(self, samples: int, workers: int, seed: int) -> list[Indices]:
-        """The indices of each worker's samples, one array per worker. Workers may share arrays: do not change them."""
+        """The indices of each worker's samples, one array per worker. Workers may share arrays:
+        do not change them.
+        """
         require_integer("workers", workers, 1)
         require_integer("samples", samples, 1)
         require_integer("seed", seed, 0)
-        require(samples >= workers, "samples", f"be at least the number of workers, {workers}", samples)
+        require(
+            samples >= workers, "samples", f"be at least the number of workers, {workers}", samples
+        )
         self.copies_among(workers)  # complains if the scheme does not fit
         return self._assign(samples, workers, np.random.default_rng([seed, 0xA551]))
 
@@ -40,11 +44,15 @@ class Assignment(ABC):
         """C: how many of `workers` workers hold a given sample."""
 
     def overlap_epochs(self, epochs: int, workers: int) -> int:
-        """⌈E/C⌉: how often each worker goes over its own samples until all have gone over the data E times."""
+        """⌈E/C⌉: how often each worker goes over its own samples until all have gone over the
+        data E times.
+        """
         return -(-epochs // self.copies_among(workers))
 
     def effective_epochs(self, overlap_epochs: int, workers: int) -> int:
-        """How often each sample is processed, by all workers together, while each goes over its own that often."""
+        """How often each sample is processed, by all workers together, while each goes over its
+        own that often.
+        """
         return overlap_epochs * self.copies_among(workers)
 
     @abstractmethod
@@ -92,7 +100,12 @@ class Coarse(Assignment):
         require_integer("shards", self.shards, 1)
 
     def copies_among(self, workers: int) -> int:
-        require(workers % self.shards == 0, "shards", f"divide the number of workers, {workers}", self.shards)
+        require(
+            workers % self.shards == 0,
+            "shards",
+            f"divide the number of workers, {workers}",
+            self.shards,
+        )
         return workers // self.shards
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
@@ -109,7 +122,12 @@ class WithCopies(Assignment):
         require_integer("copies", self.copies, 1)
 
     def copies_among(self, workers: int) -> int:
-        require(self.copies <= workers, "copies", f"be at most the number of workers, {workers}", self.copies)
+        require(
+            self.copies <= workers,
+            "copies",
+            f"be at most the number of workers, {workers}",
+            self.copies,
+        )
         return self.copies
 
 
@@ -124,18 +142,22 @@ class MediumCoarse(WithCopies):
     name: ClassVar[str] = "medium_coarse"
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
-        twice_around = np.tile(random.permutation(samples), 2)  # so that every worker's shards lie in a row
+        twice_around = np.tile(
+            random.permutation(samples), 2
+        )  # so that every worker's shards lie in a row
         borders = _borders(2 * samples, 2 * workers)
-        return [twice_around[borders[rank] : borders[rank + self.copies]] for rank in range(workers)]
+        return [
+            twice_around[borders[rank] : borders[rank + self.copies]] for rank in range(workers)
+        ]
 
 
 @dataclass(frozen=True)
 class FineGrained(WithCopies):
     """Each sample, not shard, to C workers, so that all pairs of workers share nearly equally many.
 
-    Samples come in groups of M. A group has a set of C workers, and its samples go to the M shifts of that set; the
-    sets are chosen so that all distances occur equally often in them. How it is done is not in the paper, which asks
-    for equal intersections only.
+    Samples come in groups of M. A group has a set of C workers, and its samples go to the M shifts
+    of that set; the sets are chosen so that all distances occur equally often in them. How it is
+    done is not in the paper, which asks for equal intersections only.
 
     Fields:
         copies: C, at most the number of workers.
@@ -163,11 +185,12 @@ class FineGrained(WithCopies):
 
 @dataclass(frozen=True)
 class HouseholdShards(Assignment):
-    """Household h gets household shard h mod S, and divides it among its workers: C = H/S · (copies inside).
+    """Household h gets household shard h mod S, and divides it among its workers: C = H/S · (copies
+    inside).
 
-    Households are workers of consecutive ranks, as in `fs.Households`. Those with the same shard divide it in different
-    ways, and each worker draws in an order of its own. Sizes differ by at most one with `Disjoint` or `FullOverlap`
-    inside, by at most two with others.
+    Households are workers of consecutive ranks, as in `fs.Households`. Those with the same shard
+    divide it in different ways, and each worker draws in an order of its own. Sizes differ by at
+    most one with `Disjoint` or `FullOverlap` inside, by at most two with others.
 
     Fields:
         households: H, dividing the number of workers.
@@ -184,11 +207,20 @@ class HouseholdShards(Assignment):
         require_integer("households", self.households, 1)
         require_integer("shards", self.shards, 1)
         divides = self.households % self.shards == 0
-        require(divides, "shards", f"divide the number of households, {self.households}", self.shards)
-        require(isinstance(self.inside, Assignment), "inside", "be an assignment such as fs.Disjoint()", self.inside)
+        require(
+            divides, "shards", f"divide the number of households, {self.households}", self.shards
+        )
+        require(
+            isinstance(self.inside, Assignment),
+            "inside",
+            "be an assignment such as fs.Disjoint()",
+            self.inside,
+        )
 
     def copies_among(self, workers: int) -> int:
-        return self.households // self.shards * self.inside.copies_among(self._household_size(workers))
+        return (
+            self.households // self.shards * self.inside.copies_among(self._household_size(workers))
+        )
 
     def _household_size(self, workers: int) -> int:
         divides = workers % self.households == 0
@@ -202,7 +234,9 @@ class HouseholdShards(Assignment):
         for household in range(self.households):
             shard = shards[household % self.shards]
             within = self.inside._assign(len(shard), size, random)
-            chosen = {id(places): shard[places] for places in within}  # workers that share an array still do
+            chosen = {
+                id(places): shard[places] for places in within
+            }  # workers that share an array still do
             parts += [chosen[id(places)] for places in within]
         return parts
 
@@ -225,7 +259,12 @@ class NeighbourhoodOverlap(Assignment):
 
     def copies_among(self, workers: int) -> int:
         divides = workers % self.neighbourhoods == 0
-        require(divides, "neighbourhoods", f"divide the number of workers, {workers}", self.neighbourhoods)
+        require(
+            divides,
+            "neighbourhoods",
+            f"divide the number of workers, {workers}",
+            self.neighbourhoods,
+        )
         return self.neighbourhoods
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
@@ -243,7 +282,15 @@ def _cut(order: Indices, parts: int) -> list[Indices]:
 
 ASSIGNMENTS: dict[str, type[Assignment]] = {
     scheme.name: scheme
-    for scheme in (Disjoint, FullOverlap, Coarse, MediumCoarse, FineGrained, HouseholdShards, NeighbourhoodOverlap)
+    for scheme in (
+        Disjoint,
+        FullOverlap,
+        Coarse,
+        MediumCoarse,
+        FineGrained,
+        HouseholdShards,
+        NeighbourhoodOverlap,
+    )
 }
 
 

@@ -9,9 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from flockstep.data.assignment import Assignment, Disjoint, FullOverlap, Indices
+from flockstep.data.assignment import (
+    Assignment,
+    Disjoint,
+    FullOverlap,
+    Indices,
+)
 from flockstep.data.sampling import Sampling
-from flockstep.data.sources import Source, is_stream, source_of, stream_batches
+from flockstep.data.sources import (
+    Source,
+    is_stream,
+    source_of,
+    stream_batches,
+)
 from flockstep.data.timetable import BatchSize, Timetable, timetable
 from flockstep.fields import require, require_integer
 
@@ -48,7 +58,9 @@ class Plan:
     seed: int
 
     def batches(self, resume_at: int, first_pass: int) -> Iterator[Batch]:
-        """All batches from step `resume_at` on. `first_pass` passes over the data have gone before."""
+        """All batches from step `resume_at` on. `first_pass` passes over the data have gone
+        before.
+        """
         table = self.timetable
         passes, step = self._whole_passes(resume_at)
         for number in range(passes, table.passes):
@@ -58,22 +70,37 @@ class Plan:
                 step += 1
                 if step <= resume_at:
                     continue
-                # Another worker holds one sample more, which makes a batch of its own. All must take the same number
-                # of steps, so this one sees a sample again.
+                # Another worker holds one sample more, which makes a batch of its own. All must
+                # take the same number of steps, so this one sees a sample again.
                 chosen = order[start : start + size] if start < len(order) else order[:1]
-                data = self.source.fetch(chosen, functools.partial(self._random, first_pass + number, start))
+                data = self.source.fetch(
+                    chosen, functools.partial(self._random, first_pass + number, start)
+                )
                 ends_epoch = table.epochs_done(step).is_integer()
-                yield Batch(data, len(chosen), size / table.first_size, ends_epoch, ends_pass=start == starts[-1])
+                yield Batch(
+                    data,
+                    len(chosen),
+                    size / table.first_size,
+                    ends_epoch,
+                    ends_pass=start == starts[-1],
+                )
 
     def done_in(self, steps: int) -> tuple[int, int, int]:
         """Samples, epochs and passes in this worker's first `steps` batches."""
         most = self.timetable.steps
         require(steps <= most, "resume_at", f"be at most the number of steps, {most}", steps)
-        held = len(self.sampling.parts(self.assignment, self.source.samples, self.workers, self.seed, 0)[self.rank])
+        held = len(
+            self.sampling.parts(self.assignment, self.source.samples, self.workers, self.seed, 0)[
+                self.rank
+            ]
+        )
         samples, left = 0, steps
         for number in range(self.timetable.passes):
             starts, sizes = self.timetable.cuts(number)
-            samples += sum(min(max(held - start, 1), size) for start, size in zip(starts[:left], sizes, strict=False))
+            samples += sum(
+                min(max(held - start, 1), size)
+                for start, size in zip(starts[:left], sizes, strict=False)
+            )
             left -= len(starts)
             if left <= 0:
                 break
@@ -82,13 +109,17 @@ class Plan:
     def _whole_passes(self, steps: int) -> tuple[int, int]:
         """How many passes are over after `steps` steps, and how many steps they took."""
         passes = before = 0
-        while passes < self.timetable.passes and before + len(self.timetable.cuts(passes)[0]) <= steps:
+        while (
+            passes < self.timetable.passes and before + len(self.timetable.cuts(passes)[0]) <= steps
+        ):
             before += len(self.timetable.cuts(passes)[0])
             passes += 1
         return passes, before
 
     def _order(self, number: int) -> Indices:
-        parts = self.sampling.parts(self.assignment, self.source.samples, self.workers, self.seed, number)
+        parts = self.sampling.parts(
+            self.assignment, self.source.samples, self.workers, self.seed, number
+        )
         return self.sampling.drawn(parts[self.rank], self.seed, self.rank, number)
 
     def _random(self, number: int, start: int) -> np.random.Generator:
@@ -98,7 +129,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """One worker's part of an IterableDataset, which is taken as it comes. A pass over it counts as an epoch."""
+    """One worker's part of an IterableDataset, which is taken as it comes. A pass over it counts
+    as an epoch.
+    """
 
     dataset: Any
     batch_size: int
@@ -115,12 +148,19 @@ class StreamPlan:
                 if held is not None:
                     yield Batch(*held, relative_size=1, ends_epoch=False, ends_pass=False)
                 held = batch
-            require(held is not None, "dataset", "give at least one sample in every pass", self.dataset)
+            require(
+                held is not None, "dataset", "give at least one sample in every pass", self.dataset
+            )
             if held is not None:
                 yield Batch(*held, relative_size=1, ends_epoch=True, ends_pass=True)
 
     def done_in(self, steps: int) -> tuple[int, int, int]:
-        require(steps == 0, "resume_at", "be 0 with an IterableDataset, which cannot be entered midway", steps)
+        require(
+            steps == 0,
+            "resume_at",
+            "be 0 with an IterableDataset, which cannot be entered midway",
+            steps,
+        )
         return 0, 0, 0
 
 
@@ -137,13 +177,35 @@ def plan(
 ) -> Plan | StreamPlan:
     """The part of `rank`. `epochs` are passes of each worker over its own samples."""
     require_integer("epochs", epochs, 1)
-    require(isinstance(assignment, Assignment), "assignment", "be an assignment such as fs.Disjoint()", assignment)
-    require(sampling is None or isinstance(sampling, Sampling), "sampling", "be an fs.Sampling(…)", sampling)
+    require(
+        isinstance(assignment, Assignment),
+        "assignment",
+        "be an assignment such as fs.Disjoint()",
+        assignment,
+    )
+    require(
+        sampling is None or isinstance(sampling, Sampling),
+        "sampling",
+        "be an fs.Sampling(…)",
+        sampling,
+    )
     if is_stream(dataset):
-        require_integer("batch_size", batch_size, 1)  # how much of a stream has been seen, nobody knows
+        require_integer(
+            "batch_size", batch_size, 1
+        )  # how much of a stream has been seen, nobody knows
         is_plain = isinstance(assignment, Disjoint | FullOverlap)
-        require(is_plain, "assignment", "be Disjoint() or FullOverlap() with an IterableDataset", assignment)
-        require(sampling is None, "sampling", "be left out with an IterableDataset, which has its own order", sampling)
+        require(
+            is_plain,
+            "assignment",
+            "be Disjoint() or FullOverlap() with an IterableDataset",
+            assignment,
+        )
+        require(
+            sampling is None,
+            "sampling",
+            "be left out with an IterableDataset, which has its own order",
+            sampling,
+        )
         whole = isinstance(assignment, FullOverlap)
         size = int(batch_size)  # type: ignore[arg-type]
         return StreamPlan(dataset, size, epochs, *((1, 0) if whole else (workers, rank)))

@@ -1,8 +1,7 @@
 """Data sets by name: what they are, their files, and how the files become tensors.
 
-digits comes with scikit-learn. The files of the others lie under FLOCKSTEP_DATA or in the user's cache, where
-`flockstep data fetch NAME` puts them; their checksums are verified at each load.
-"""
+digits comes with scikit-learn. The files of the others lie under FLOCKSTEP_DATA or in the user's
+cache, where `flockstep data fetch NAME` puts them; their checksums are verified at each load."""
 
 from __future__ import annotations
 
@@ -20,7 +19,12 @@ from torch.utils.data import TensorDataset
 
 from flockstep.data import formats
 from flockstep.data.augmentation import PadCropFlip
-from flockstep.data.files import Archive, DataFile, Files, Form
+from flockstep.data.files import (
+    Archive,
+    DataFile,
+    Files,
+    Form,
+)
 from flockstep.data.memory import InMemory
 from flockstep.errors import unknown_name
 from flockstep.fields import require, require_integer
@@ -77,13 +81,15 @@ class Normalized:
 
     @functools.cached_property
     def _line(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift of each channel. Made once: that takes as long as to prepare a small batch."""
+        """Scale and shift of each channel. Made once: that takes as long as to prepare a small
+        batch.
+        """
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
         return 1 / (255 * std), mean / std
 
 
-# Mean and standard deviation of the training images' pixels, as published with models everywhere; the tests compare
-# them with the data.
+# Mean and standard deviation of the training images' pixels, as published with models everywhere;
+# the tests compare them with the data.
 MNIST_PIXELS = Normalized((0.1307,), (0.3081,))
 FASHION_MNIST_PIXELS = Normalized((0.2860,), (0.3530,))
 CIFAR10_PIXELS = Normalized((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -93,14 +99,18 @@ SHAKESPEARE_ALPHABET = "\n !$&',-.3:;?" + string.ascii_uppercase + string.ascii_
 
 @functools.cache
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """scikit-learn's 1,797 handwritten digits, 8×8, scaled to [0, 1]: 1,437 to train with, 360 to test."""
+    """scikit-learn's 1,797 handwritten digits, 8×8, scaled to [0, 1]: 1,437 to train with, 360
+    to test.
+    """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images / 16.0, labels, test_size=360, stratify=labels, random_state=0)
     train_x, test_x, train_y, test_y = (torch.as_tensor(part) for part in parts)
-    return TensorDataset(train_x.float(), train_y.long()), TensorDataset(test_x.float(), test_y.long())
+    return TensorDataset(train_x.float(), train_y.long()), TensorDataset(
+        test_x.float(), test_y.long()
+    )
 
 
 @functools.cache
@@ -111,18 +121,23 @@ def mnist() -> Pair:
 
 @functools.cache
 def fashion_mnist() -> Pair:
-    """Fashion-MNIST's pieces of clothing, 28×28, normalised: 60,000 to train with, 10,000 to test."""
+    """Fashion-MNIST's pieces of clothing, 28×28, normalised: 60,000 to train with, 10,000 to
+    test.
+    """
     return load_idx(FASHION_MNIST_FILES, FASHION_MNIST_PIXELS)
 
 
 @functools.cache
 def cifar10() -> Pair:
-    """CIFAR-10's colour photographs, 32×32, normalised: 50,000 to train with, augmented, and 10,000 to test."""
+    """CIFAR-10's colour photographs, 32×32, normalised: 50,000 to train with, augmented, and
+    10,000 to test.
+    """
     return load_cifar(CIFAR10_FILES, CIFAR10_PIXELS)
 
 
 def tiny_shakespeare(context: int = 64) -> Pair:
-    """40,000 lines of Shakespeare in windows of `context` characters: the first 90 % to train with, the rest to test.
+    """40,000 lines of Shakespeare in windows of `context` characters: the first 90 % to train with,
+    the rest to test.
 
     An input is (context,) places in SHAKESPEARE_ALPHABET; its target is the same, one character on.
     """
@@ -136,9 +151,13 @@ def _tiny_shakespeare(context: int) -> Pair:
 
 
 def load_idx(files: Files, pixels: Normalized, roots: Roots = None) -> Pair:
-    """Grey images and labels from four idx files: images and labels to train with, images and labels to test."""
+    """Grey images and labels from four idx files: images and labels to train with, images and
+    labels to test.
+    """
     train_images, train_labels, test_images, test_labels = files.load(roots)
-    return _idx_part(train_images, train_labels, pixels), _idx_part(test_images, test_labels, pixels)
+    return _idx_part(train_images, train_labels, pixels), _idx_part(
+        test_images, test_labels, pixels
+    )
 
 
 def _idx_part(images: tuple[str, Any], labels: tuple[str, Any], pixels: Normalized) -> InMemory:
@@ -159,12 +178,18 @@ def load_cifar(files: Files, pixels: Normalized, roots: Roots = None) -> Pair:
 
 
 def load_text(files: Files, context: int, roots: Roots = None) -> Pair:
-    """Windows of a text that do not overlap, from its first 90 % and from the rest; only a tail is dropped."""
+    """Windows of a text that do not overlap, from its first 90 % and from the rest; only a tail
+    is dropped.
+    """
     ((_, tokens),) = files.load(roots)
     cut = len(tokens) * 9 // 10
     longest = len(tokens) - cut - 1
-    require(context <= longest, "context", f"be at most {longest}, what there is to test with", context)
-    return _windows(torch.from_numpy(tokens[:cut]), context), _windows(torch.from_numpy(tokens[cut:]), context)
+    require(
+        context <= longest, "context", f"be at most {longest}, what there is to test with", context
+    )
+    return _windows(torch.from_numpy(tokens[:cut]), context), _windows(
+        torch.from_numpy(tokens[cut:]), context
+    )
 
 
 def _windows(tokens: Tensor, context: int) -> InMemory:
@@ -181,20 +206,42 @@ MNIST_FILES = Files(
     (
         Form(
             formats.idx,
-            ("mnist", "MNIST/raw"),  # here and below: the folder that is fetched to, then that of torchvision
+            (
+                "mnist",
+                "MNIST/raw",
+            ),  # here and below: the folder that is fetched to, then that of torchvision
             (
                 _gz(
-                    "train-images-idx3", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9912422, "6bbc9ace898e44ae57da46a324031adb"
+                    "train-images-idx3",
+                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                    9912422,
+                    "6bbc9ace898e44ae57da46a324031adb",
                 ),
-                _gz("train-labels-idx1", "d53e105ee54ea40749a09fcbcd1e9432", 28881, "a25bea736e30d166cdddb491f175f624"),
                 _gz(
-                    "t10k-images-idx3", "9fb629c4189551a2d022fa330f9573f3", 1648877, "2646ac647ad5339dbf082846283269ea"
+                    "train-labels-idx1",
+                    "d53e105ee54ea40749a09fcbcd1e9432",
+                    28881,
+                    "a25bea736e30d166cdddb491f175f624",
                 ),
-                _gz("t10k-labels-idx1", "ec29112dd5afa0611ce80d1b7f02629c", 4542, "27ae3e4e09519cfbb04c329615203637"),
+                _gz(
+                    "t10k-images-idx3",
+                    "9fb629c4189551a2d022fa330f9573f3",
+                    1648877,
+                    "2646ac647ad5339dbf082846283269ea",
+                ),
+                _gz(
+                    "t10k-labels-idx1",
+                    "ec29112dd5afa0611ce80d1b7f02629c",
+                    4542,
+                    "27ae3e4e09519cfbb04c329615203637",
+                ),
             ),
         ),
     ),
-    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
 )
 
 FASHION_MNIST_FILES = Files(
@@ -210,11 +257,24 @@ FASHION_MNIST_FILES = Files(
                     26421880,
                     "f4a8712d7a061bf5bd6d2ca38dc4d50a",
                 ),
-                _gz("train-labels-idx1", "25c81989df183df01b3e8a0aad5dffbe", 29515, "9018921c3c673c538a1fc5bad174d6f9"),
                 _gz(
-                    "t10k-images-idx3", "bef4ecab320f06d8554ea6380940ec79", 4422102, "8181f5470baa50b63fa0f6fddb340f0a"
+                    "train-labels-idx1",
+                    "25c81989df183df01b3e8a0aad5dffbe",
+                    29515,
+                    "9018921c3c673c538a1fc5bad174d6f9",
                 ),
-                _gz("t10k-labels-idx1", "bb300cfdad3c16e7a12a480ee83cd310", 5148, "15d484375f8d13e6eb1aabb0c3f46965"),
+                _gz(
+                    "t10k-images-idx3",
+                    "bef4ecab320f06d8554ea6380940ec79",
+                    4422102,
+                    "8181f5470baa50b63fa0f6fddb340f0a",
+                ),
+                _gz(
+                    "t10k-labels-idx1",
+                    "bb300cfdad3c16e7a12a480ee83cd310",
+                    5148,
+                    "15d484375f8d13e6eb1aabb0c3f46965",
+                ),
             ),
         ),
     ),
@@ -253,7 +313,12 @@ CIFAR10_FILES = Files(
         ),
     ),
     ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"),
-    Archive("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170052171, folder="cifar-10-batches-bin"),
+    Archive(
+        "cifar-10-binary.tar.gz",
+        "c32a1d4ab5d03f1284b67883e8d87530",
+        170052171,
+        folder="cifar-10-batches-bin",
+    ),
 )
 
 TINY_SHAKESPEARE_FILES = Files(

@@ -1,4 +1,6 @@
-"""Downloads that end with a verified file under its name, or with the beginning of one from which the next goes on."""
+"""Downloads that end with a verified file under its name, or with the beginning of one from
+which the next goes on.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,15 @@ def fetch(
     chosen = tuple(files.mirrors if mirrors is None else mirrors)
     link = _Link(chosen, timeout, attempts, pause_seconds, limit_bytes, watch or (lambda *_: None))
     found = files.find([folder])
-    if found and all(file.is_intact(path) for file, path in zip(found[0].files, found[1], strict=True)):
+    if found and all(
+        file.is_intact(path) for file, path in zip(found[0].files, found[1], strict=True)
+    ):
         return found[1]
     form = files.forms[0]
     place = folder / form.folders[0]
-    wanted = [file for file in form.files if not ((path := file.path_in(place)) and file.is_intact(path))]
+    wanted = [
+        file for file in form.files if not ((path := file.path_in(place)) and file.is_intact(path))
+    ]
     if files.archive:
         _fetch_archive(link, files.archive, place, wanted)
     else:
@@ -90,7 +96,9 @@ def _fetch_archive(link: _Link, archive: Archive, place: Path, wanted: Sequence[
 
 
 class _Failed(Exception):
-    """Why nothing came of an attempt; `final` if another one at this mirror would fare no better."""
+    """Why nothing came of an attempt; `final` if another one at this mirror would fare no
+    better.
+    """
 
     def __init__(self, reason: str, final: bool = False) -> None:
         super().__init__(reason)
@@ -163,7 +171,9 @@ class _Link:
                 return
         raise DataError(f"{part.final} could not be fetched from {'; from '.join(failures)}")
 
-    def _fill_from(self, mirror: str, part: Partial, file: DataFile, accept: Callable[[], None]) -> None:
+    def _fill_from(
+        self, mirror: str, part: Partial, file: DataFile, accept: Callable[[], None]
+    ) -> None:
         went_on = part.size > 0
         while True:
             self._complete(mirror.removesuffix("/") + "/" + quote(file.name), part, file)
@@ -174,7 +184,8 @@ class _Link:
                 part.restart()
                 if not went_on:
                     raise
-            # What an earlier mirror or program left may be what was wrong: this one gets another, clean chance.
+            # What an earlier mirror or program left may be what was wrong: this one gets another,
+            # clean chance.
             went_on = False
 
     def _complete(self, url: str, part: Partial, file: DataFile) -> None:
@@ -198,7 +209,9 @@ class _Link:
         try:
             with self._network(part):
                 headers = {"User-Agent": "flockstep", **asked}
-                response = _opener().open(request.Request(url, headers=headers), timeout=self.timeout)
+                response = _opener().open(
+                    request.Request(url, headers=headers), timeout=self.timeout
+                )
         except HTTPError as error:
             with error:
                 _refused(error, part, file)
@@ -207,7 +220,9 @@ class _Link:
             total = _total(response, part, file)
             self._copy(response, part, file, total)
 
-    def _copy(self, response: HTTPResponse, part: Partial, file: DataFile, total: int | None) -> None:
+    def _copy(
+        self, response: HTTPResponse, part: Partial, file: DataFile, total: int | None
+    ) -> None:
         most = self.limit_bytes if total is None else total
         if file.size is None and most > self.limit_bytes:
             raise _Failed(f"must have at most {self.limit_bytes} bytes (got {most})", final=True)
@@ -240,7 +255,9 @@ class _Link:
 
 
 def _total(response: HTTPResponse, part: Partial, file: DataFile) -> int | None:
-    """How long the whole file is, if that is known. The answer must go on where `part` ends, or start anew."""
+    """How long the whole file is, if that is known. The answer must go on where `part` ends, or
+    start anew.
+    """
     length = response.length
     if response.status == HTTPStatus.PARTIAL_CONTENT:
         answered = response.headers.get("Content-Range", "")
@@ -267,20 +284,29 @@ def _range(header: str) -> tuple[int | None, int | None]:
 
 def _refused(error: HTTPError, part: Partial, file: DataFile) -> None:
     """Makes a reason of an answer that is an error, unless it says that nothing is missing."""
-    reason = f"{error.code} {HTTPStatus(error.code).phrase}" if error.code in set(HTTPStatus) else str(error.code)
+    reason = (
+        f"{error.code} {HTTPStatus(error.code).phrase}"
+        if error.code in set(HTTPStatus)
+        else str(error.code)
+    )
     if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and part.size:
         if file.size is None and _range(error.headers.get("Content-Range", ""))[1] == part.size:
             return
         part.restart()
         raise _Failed(reason)
-    passing = error.code >= 500 or error.code in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+    passing = error.code >= 500 or error.code in (
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    )
     raise _Failed(reason, final=not passing)
 
 
 class _OnlyHttp(request.HTTPRedirectHandler):
     """Follows a redirect only to where a mirror may be: never to a file of this machine."""
 
-    def http_error_302(self, req: request.Request, fp: Any, code: int, msg: str, headers: HTTPMessage) -> Any:
+    def http_error_302(
+        self, req: request.Request, fp: Any, code: int, msg: str, headers: HTTPMessage
+    ) -> Any:
         target = urljoin(req.full_url, headers.get("Location", ""))
         if not target.lower().startswith(SCHEMES):
             fp.close()
@@ -294,6 +320,12 @@ def _opener() -> request.OpenerDirector:
     """Like urllib's own, without what it can open beyond http and https."""
     opener = request.OpenerDirector()
     errors = (request.HTTPDefaultErrorHandler, request.HTTPErrorProcessor, request.UnknownHandler)
-    for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, _OnlyHttp, *errors):
+    for handler in (
+        request.ProxyHandler,
+        request.HTTPHandler,
+        request.HTTPSHandler,
+        _OnlyHttp,
+        *errors,
+    ):
         opener.add_handler(handler())
     return opener

@@ -1,4 +1,6 @@
-"""The files of data sets: where they lie, whether they are what they should be, and how they get their names."""
+"""The files of data sets: where they lie, whether they are what they should be, and how they get
+their names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MD5 = functools.partial(hashlib.md5, usedforsecurity=False)
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file. Of `NAME.gz` what is in it may lie there as `NAME` instead, if `plain_md5` says what that must be."""
+    """One file. Of `NAME.gz` what is in it may lie there as `NAME` instead, if `plain_md5` says
+    what that must be.
+    """
 
     name: str
     md5: str
@@ -52,7 +56,8 @@ class Archive(DataFile):
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which a set may lie on a disk: its files in order, all in one of these folders, and their reader.
+    """A form in which a set may lie on a disk: its files in order, all in one of these folders, and
+    their reader.
 
     `read(path, content)` is called with the unpacked bytes of one verified file.
     """
@@ -66,10 +71,8 @@ class Form:
 class Files:
     """All that is known of the files of one set.
 
-    Fields:
-        name: the set's.
-        forms: in any of which it may lie on a disk; the first is the one that is fetched. None: it needs no files.
-        mirrors: addresses to which a file's name is appended.
+    Fields: name: the set's. forms: in any of which it may lie on a disk; the first is the one that
+        is fetched. None: it needs no files. mirrors: addresses to which a file's name is appended.
         archive: what the mirrors have, if not the files themselves.
     """
 
@@ -81,7 +84,11 @@ class Files:
     @property
     def nbytes(self) -> int:
         """To be downloaded."""
-        fetched = [self.archive] if self.archive else [file for form in self.forms[:1] for file in form.files]
+        fetched = (
+            [self.archive]
+            if self.archive
+            else [file for form in self.forms[:1] for file in form.files]
+        )
         return sum(file.size or 0 for file in fetched)
 
     def find(self, roots: Sequence[Path] | None = None) -> tuple[Form, list[Path]] | None:
@@ -93,12 +100,17 @@ class Files:
         return None
 
     def load(self, roots: Sequence[Path] | None = None) -> list[tuple[str, Any]]:
-        """The path of each file, in order, and what the reader makes of it once its checksum is found to be right."""
+        """The path of each file, in order, and what the reader makes of it once its checksum is
+        found to be right.
+        """
         found = self.find(roots)
         if found is None:
             raise self._missing(roots)
         form, paths = found
-        return [(str(path), _read(form, file, path)) for file, path in zip(form.files, paths, strict=True)]
+        return [
+            (str(path), _read(form, file, path))
+            for file, path in zip(form.files, paths, strict=True)
+        ]
 
     def _places(self, roots: Sequence[Path] | None) -> Iterator[tuple[Form, Path]]:
         for root in folders() if roots is None else roots:
@@ -108,8 +120,12 @@ class Files:
     def _missing(self, roots: Sequence[Path] | None) -> DataError:
         """Names the first file that is missing where most are there."""
         places = list(self._places(roots))
-        lacking = [[file for file in form.files if not file.path_in(place)] for form, place in places]
-        form, files = min(zip((form for form, _ in places), lacking, strict=True), key=lambda each: len(each[1]))
+        lacking = [
+            [file for file in form.files if not file.path_in(place)] for form, place in places
+        ]
+        form, files = min(
+            zip((form for form, _ in places), lacking, strict=True), key=lambda each: len(each[1])
+        )
         name = files[0].name.removesuffix(".gz") + "[.gz]" if files[0].plain_md5 else files[0].name
         looked = " or ".join(str(place) for each, place in places if each is form)
         return DataError(
@@ -134,7 +150,9 @@ def folders() -> list[Path]:
             cache = Path.home() / ".cache"
         except RuntimeError as error:
             if not found:
-                raise DataError("FLOCKSTEP_DATA must be set for a user who has no home folder") from error
+                raise DataError(
+                    "FLOCKSTEP_DATA must be set for a user who has no home folder"
+                ) from error
             return found
     return [*found, cache / "flockstep"]
 
@@ -151,7 +169,9 @@ def verified(path: Path, md5: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} must be a file that can be read (got: {error.strerror})") from error
+        raise DataError(
+            f"{path} must be a file that can be read (got: {error.strerror})"
+        ) from error
     found = _MD5(content).hexdigest()
     if found != md5:
         raise DataError(f"{path} must have md5 {md5} (got {found})")
@@ -164,15 +184,17 @@ def md5_of(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, _MD5).hexdigest()
     except OSError as error:
-        raise DataError(f"{path} must be a file that can be read (got: {error.strerror})") from error
+        raise DataError(
+            f"{path} must be a file that can be read (got: {error.strerror})"
+        ) from error
 
 
 class Partial:
-    """A file on its way: `NAME.part` beside its final name, which it takes when it is whole and verified.
+    """A file on its way: `NAME.part` beside its final name, which it takes when it is whole and
+    verified.
 
-    What is left when a program ends is the beginning of the file, and the next one goes on there. It is locked while
-    it is open, so that two programs never write one file.
-    """
+    What is left when a program ends is the beginning of the file, and the next one goes on there.
+    It is locked while it is open, so that two programs never write one file."""
 
     def __init__(self, final: Path) -> None:
         self.final = final
@@ -225,12 +247,17 @@ class Partial:
     def _locked(self) -> FileIO:
         while True:
             with ExitStack() as closing:
-                file = closing.enter_context(FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+"))
+                file = closing.enter_context(
+                    FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+                )
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise DataError(f"{self.path} must be written by one program at a time (another does)") from error
-                # Between the two calls its last owner may have given it its final name: then the lock is of no use.
+                    raise DataError(
+                        f"{self.path} must be written by one program at a time (another does)"
+                    ) from error
+                # Between the two calls its last owner may have given it its final name: then the
+                # lock is of no use.
                 with suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
                         closing.pop_all()
@@ -242,4 +269,6 @@ def _on_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} must be a file that can be written (got: {error.strerror})") from error
+        raise DataError(
+            f"{path} must be a file that can be written (got: {error.strerror})"
+        ) from error

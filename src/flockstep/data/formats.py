@@ -1,4 +1,6 @@
-"""Readers of the formats in which data sets are published. Bytes in, arrays out; what breaks a rule is a DataError."""
+"""Readers of the formats in which data sets are published. Bytes in, arrays out; what breaks a
+rule is a DataError.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def unpacked(name: str, content: bytes) -> bytes:
 
 
 def idx(name: str, content: bytes) -> NDArray[Any]:
-    """The array of an idx file, which is: 0, 0, type, number of dimensions, dimensions, numbers; all big-endian."""
+    """The array of an idx file, which is: 0, 0, type, number of dimensions, dimensions, numbers;
+    all big-endian.
+    """
     kind, dimensions = content[2:4] if len(content) >= 4 and content[:2] == b"\0\0" else (0, 0)
     if kind not in _IDX_TYPES or not 1 <= dimensions <= _IDX_DIMENSIONS:
         rule = "start with an idx magic number: 0, 0, a type of 8, 9, 11 … 14, 1 to 32 dimensions"
@@ -54,16 +58,24 @@ def idx(name: str, content: bytes) -> NDArray[Any]:
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
     length = start + math.prod(shape) * dtype.itemsize
     if len(content) != length:
-        raise DataError(f"{name} must be {length} bytes long for an array of shape {shape} (got {len(content)})")
-    numbers = np.frombuffer(content, dtype, offset=start) if math.prod(shape) else np.empty(0, dtype)
+        raise DataError(
+            f"{name} must be {length} bytes long for an array of shape {shape} (got {len(content)})"
+        )
+    numbers = (
+        np.frombuffer(content, dtype, offset=start) if math.prod(shape) else np.empty(0, dtype)
+    )
     try:
         return numbers.astype(dtype.newbyteorder("=")).reshape(shape)
     except ValueError as error:  # numpy has no array of shape (0, 2³², 2³²)
-        raise DataError(f"{name} must be an array that numpy can hold (got shape {shape})") from error
+        raise DataError(
+            f"{name} must be an array that numpy can hold (got shape {shape})"
+        ) from error
 
 
 def cifar_binary(name: str, content: bytes) -> tuple[Bytes, Labels]:
-    """Images and labels of a CIFAR-10 binary batch: of each image a byte with its label, then its pixels."""
+    """Images and labels of a CIFAR-10 binary batch: of each image a byte with its label, then
+    its pixels.
+    """
     record = 1 + math.prod(CIFAR_SHAPE)
     if not content or len(content) % record:
         raise DataError(f"{name} must be records of {record} bytes (got {len(content)} bytes)")
@@ -79,13 +91,19 @@ def cifar_python(name: str, content: bytes) -> tuple[Bytes, Labels]:
         got = sorted(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
         raise DataError(f"{name} must be a dict with 'data' and 'labels' (got {got})")
     if not isinstance(batch[b"data"], _Array):
-        raise DataError(f"{name} must hold an array as 'data' (got {type(batch[b'data']).__name__})")
+        raise DataError(
+            f"{name} must hold an array as 'data' (got {type(batch[b'data']).__name__})"
+        )
     rows = batch[b"data"].as_bytes(name)
     if rows.ndim != 2 or rows.shape[1] != math.prod(CIFAR_SHAPE):
-        raise DataError(f"{name} must hold 'data' of shape (images, {math.prod(CIFAR_SHAPE)}) (got {rows.shape})")
+        raise DataError(
+            f"{name} must hold 'data' of shape (images, {math.prod(CIFAR_SHAPE)}) (got {rows.shape})"
+        )
     numbers = batch[b"labels"]
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise DataError(f"{name} must hold a list of whole numbers as 'labels' (got {type(numbers).__name__})")
+        raise DataError(
+            f"{name} must hold a list of whole numbers as 'labels' (got {type(numbers).__name__})"
+        )
     return rows.reshape(-1, *CIFAR_SHAPE), labels(name, numbers, len(rows), CIFAR_CLASSES)
 
 
@@ -94,12 +112,16 @@ def text(name: str, content: bytes, alphabet: str) -> NDArray[np.int64]:
     try:
         points = np.frombuffer(content.decode().encode("utf-32-le"), "<u4")
     except UnicodeDecodeError as error:
-        raise DataError(f"{name} must be UTF-8 (got {content[error.start :][:1]!r} at byte {error.start})") from error
+        raise DataError(
+            f"{name} must be UTF-8 (got {content[error.start :][:1]!r} at byte {error.start})"
+        ) from error
     known = np.frombuffer(alphabet.encode("utf-32-le"), "<u4")
     tokens = np.searchsorted(known, points).astype(np.int64)
     strange = points[known[np.minimum(tokens, len(known) - 1)] != points]
     if strange.size:
-        raise DataError(f"{name} must hold only the characters {alphabet!r} (got {chr(strange[0])!r})")
+        raise DataError(
+            f"{name} must hold only the characters {alphabet!r} (got {chr(strange[0])!r})"
+        )
     return tokens
 
 
@@ -114,12 +136,16 @@ def images(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> Bytes:
 def labels(name: str, values: NDArray[Any] | list[int], count: int, classes: int) -> Labels:
     """`values` if they are one class of 0 … classes - 1 for each of `count` images."""
     array = np.asarray(values)
-    if array.shape != (count,) or array.dtype.kind not in "iuO":  # O: whole numbers of more than 64 bits
+    if (
+        array.shape != (count,) or array.dtype.kind not in "iuO"
+    ):  # O: whole numbers of more than 64 bits
         got = f"{array.dtype} of shape {array.shape}"
         raise DataError(f"{name} must hold {count} labels, whole numbers, one an image (got {got})")
     wrong = np.flatnonzero((array < 0) | (array >= classes))
     if wrong.size:
-        raise DataError(f"{name} must hold labels of 0 to {classes - 1} (got {array[wrong[0]]} at {wrong[0]})")
+        raise DataError(
+            f"{name} must hold labels of 0 to {classes - 1} (got {array[wrong[0]]} at {wrong[0]})"
+        )
     return array.astype(np.int64)
 
 
@@ -148,17 +174,23 @@ class _Array:
             numbers = np.frombuffer(self.content, np.uint8).copy()
             return numbers.reshape(self.shape, order="F" if self.fortran else "C")
         except (TypeError, ValueError) as error:
-            raise DataError(f"{name} must hold 'data' of as many bytes as its shape says (got: {error})") from error
+            raise DataError(
+                f"{name} must hold 'data' of as many bytes as its shape says (got: {error})"
+            ) from error
 
 
 class _Unpickler(pickle._Unpickler):
-    """Builds plain containers and numbers, and stand-ins for arrays: a pickle could name any function to be called.
+    """Builds plain containers and numbers, and stand-ins for arrays: a pickle could name any
+    function to be called.
 
-    In Python: the unpickler in C takes whatever memory a damaged pickle names, and 60,000 strings are soon read.
-    """
+    In Python: the unpickler in C takes whatever memory a damaged pickle names, and 60,000 strings
+    are soon read."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
+        if (module, name) in (
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+        ):
             return lambda *_: _Array()
         if (module, name) == ("numpy", "ndarray"):
             return _Array
@@ -171,4 +203,6 @@ def _unpickled(name: str, content: bytes) -> Any:
     try:
         return _Unpickler(BytesIO(content), encoding="bytes").load()
     except _DAMAGED as error:
-        raise DataError(f"{name} must be a pickle of plain values and arrays (got {error!r})") from error
+        raise DataError(
+            f"{name} must be a pickle of plain values and arrays (got {error!r})"
+        ) from error

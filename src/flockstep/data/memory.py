@@ -1,4 +1,6 @@
-"""Data that lies in memory: a batch is one index operation, and what happens to it is vectorised over the batch."""
+"""Data that lies in memory: a batch is one index operation, and what happens to it is vectorised
+over the batch.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,14 @@ Prepare = Callable[..., tuple[Tensor, ...]]
 
 
 class InMemory(TensorDataset):
-    """Tensors of equal length, kept as small as they are on disk and made ready one batch at a time.
+    """Tensors of equal length, kept as small as they are on disk and made ready one batch at a
+    time.
 
-    Fields:
-        tensors: one sample is one row of each.
-        prepare: `prepare(*batch)` gives the batch that a model sees: bytes scaled to numbers, say. Always used.
-        augment: `augment(random, *batch)` changes a batch that is trained with, never one that is evaluated; `random`
-            is a numpy generator that depends on (seed, rank, step) alone, so that a resumed run goes on alike.
+    Fields: tensors: one sample is one row of each. prepare: `prepare(*batch)` gives the batch that
+        a model sees: bytes scaled to numbers, say. Always used. augment: `augment(random, *batch)`
+        changes a batch that is trained with, never one that is evaluated; `random`
+            is a numpy generator that depends on (seed, rank, step) alone, so that a resumed run
+            goes on alike.
 
     Example:
         fs.InMemory(images, labels, prepare=lambda x, y: (x.float() / 255, y))
@@ -42,14 +45,18 @@ class InMemory(TensorDataset):
 
     def batch(self, index: Tensor, random: np.random.Generator | None = None) -> tuple[Tensor, ...]:
         """The samples at `index`; augmented, if there is a source of randomness."""
-        batch = tuple(tensor.index_select(0, index) for tensor in self.tensors)  # copies rows; [index] goes by elements
+        batch = tuple(
+            tensor.index_select(0, index) for tensor in self.tensors
+        )  # copies rows; [index] goes by elements
         if random is not None and self.augment is not None:
             batch = self.augment(random, *batch)
         return batch if self.prepare is None else self.prepare(*batch)
 
     def first(self, count: int) -> InMemory:
         """The first `count` samples, without a copy."""
-        return InMemory(*(tensor[:count] for tensor in self.tensors), prepare=self.prepare, augment=self.augment)
+        return InMemory(
+            *(tensor[:count] for tensor in self.tensors), prepare=self.prepare, augment=self.augment
+        )
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return tuple(part[0] for part in self.batch(torch.tensor([index])))

@@ -1,4 +1,6 @@
-"""In what order a worker goes through its samples. An order depends on (seed, rank, epoch) alone."""
+"""In what order a worker goes through its samples. An order depends on (seed, rank, epoch)
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ SHUFFLES = ("local", "global")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How samples are drawn. Nothing is carried from one epoch to the next, so a run can be resumed anywhere.
+    """How samples are drawn. Nothing is carried from one epoch to the next, so a run can be resumed
+    anywhere.
 
-    Fields:
-        order: "reshuffle" goes through all of a worker's samples in a new order every epoch, "shuffle_once" in the same
-            order every epoch; "with_replacement" draws as many at random, some twice and some not at all.
-        shuffle: "local", a worker keeps its samples; or "global", all samples are dealt anew every epoch, by the same
-            assignment. In a real cluster that means moving them.
+    Fields: order: "reshuffle" goes through all of a worker's samples in a new order every epoch,
+        "shuffle_once" in the same
+            order every epoch; "with_replacement" draws as many at random, some twice and some not
+            at all.
+        shuffle: "local", a worker keeps its samples; or "global", all samples are dealt anew every
+            epoch, by the same assignment. In a real cluster that means moving them.
 
     Example:
         fs.run("digits-mlp", fs.SyncSGD(), sampling=fs.Sampling(shuffle="global"))
@@ -37,7 +41,9 @@ class Sampling:
         keeps = self.shuffle == "local" or self.order != "shuffle_once"
         require(keeps, "shuffle", "be 'local' with order='shuffle_once'", self.shuffle)
 
-    def parts(self, assignment: Assignment, samples: int, workers: int, seed: int, epoch: int) -> list[Indices]:
+    def parts(
+        self, assignment: Assignment, samples: int, workers: int, seed: int, epoch: int
+    ) -> list[Indices]:
         """Which samples each worker holds in that epoch."""
         if self.shuffle == "global" and epoch:
             seed = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])

@@ -18,13 +18,17 @@ from flockstep.data.memory import InMemory
 from flockstep.fields import require
 
 KINDS = "be tensors or arrays, a tuple, list or dict of these, or a torch Dataset"
-Randomness = Callable[[], np.random.Generator]  # made only if asked for: that takes longer than a small batch
+Randomness = Callable[
+    [], np.random.Generator
+]  # made only if asked for: that takes longer than a small batch
 Fetch = Callable[[Indices, Randomness | None], Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """`fetch(indices, randomness)` gives a batch, augmented only where there is a source of randomness."""
+    """`fetch(indices, randomness)` gives a batch, augmented only where there is a source of
+    randomness.
+    """
 
     samples: int
     fetch: Fetch
@@ -35,7 +39,9 @@ def is_stream(dataset: Any) -> bool:
 
 
 def source_of(dataset: Any) -> Source:
-    """A dataset that can be indexed. What lies in memory is indexed a batch at a time, all else sample by sample."""
+    """A dataset that can be indexed. What lies in memory is indexed a batch at a time, all else
+    sample by sample.
+    """
     if isinstance(dataset, Subset):
         inner, rows = source_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return Source(len(rows), lambda chosen, random: inner.fetch(rows[chosen], random))
@@ -48,20 +54,28 @@ def source_of(dataset: Any) -> Source:
     if isinstance(dataset, tuple | list) and dataset and all(map(_is_array, dataset)):
         return _in_memory(dataset, tuple)
     if isinstance(dataset, Mapping) and dataset and all(map(_is_array, dataset.values())):
-        return _in_memory(list(dataset.values()), lambda parts: dict(zip(dataset, parts, strict=True)))
+        return _in_memory(
+            list(dataset.values()), lambda parts: dict(zip(dataset, parts, strict=True))
+        )
     can_be_indexed = (
-        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
+        hasattr(dataset, "__len__")
+        and hasattr(dataset, "__getitem__")
+        and not isinstance(dataset, Mapping)
     )
     require(can_be_indexed, "dataset", KINDS, f"a {type(dataset).__name__}")
-    return Source(len(dataset), lambda chosen, random: default_collate(_samples(dataset, chosen.tolist())))
+    return Source(
+        len(dataset), lambda chosen, random: default_collate(_samples(dataset, chosen.tolist()))
+    )
 
 
-def stream_batches(dataset: Any, batch_size: int, workers: int, rank: int) -> Iterator[tuple[Any, int]]:
-    """The batches of one worker out of a stream, of which every worker takes each `workers`-th sample.
+def stream_batches(
+    dataset: Any, batch_size: int, workers: int, rank: int
+) -> Iterator[tuple[Any, int]]:
+    """The batches of one worker out of a stream, of which every worker takes each `workers`-th
+    sample.
 
-    All workers get the same number of batches: where the end of the stream has none left for a worker, it sees
-    another's sample again.
-    """
+    All workers get the same number of batches: where the end of the stream has none left for a
+    worker, it sees another's sample again."""
     stream = iter(dataset)
     while block := list(islice(stream, batch_size * workers)):
         own = block[rank::workers] or block[:1]
@@ -69,7 +83,9 @@ def stream_batches(dataset: Any, batch_size: int, workers: int, rank: int) -> It
 
 
 def in_order(dataset: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
-    """All samples once, as they come, as batches with their numbers of samples, which are as equal as can be."""
+    """All samples once, as they come, as batches with their numbers of samples, which are as
+    equal as can be.
+    """
     if is_stream(dataset):
         yield from stream_batches(dataset, batch_size, workers=1, rank=0)
         return
@@ -80,7 +96,9 @@ def in_order(dataset: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
         yield source.fetch(chosen, None), len(chosen)
 
 
-def _fetch_prepared(dataset: InMemory, chosen: Indices, random: Randomness | None) -> tuple[Tensor, ...]:
+def _fetch_prepared(
+    dataset: InMemory, chosen: Indices, random: Randomness | None
+) -> tuple[Tensor, ...]:
     source = random() if random is not None and dataset.augment is not None else None
     return dataset.batch(torch.from_numpy(chosen), source)
 
@@ -91,7 +109,12 @@ def _is_array(data: Any) -> bool:
 
 def _in_memory(arrays: Any, put_together: Callable[[list[Tensor]], Any]) -> Source:
     tensors = [torch.as_tensor(array) for array in arrays]
-    require(all(tensor.ndim for tensor in tensors), "dataset", "have samples along its first dimension", "a scalar")
+    require(
+        all(tensor.ndim for tensor in tensors),
+        "dataset",
+        "have samples along its first dimension",
+        "a scalar",
+    )
     lengths = [len(tensor) for tensor in tensors]
     require(len(set(lengths)) == 1, "dataset", "have parts of equal length", lengths)
 

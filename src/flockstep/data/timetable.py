@@ -1,4 +1,6 @@
-"""When which batch is due: the same for all workers, and nothing that grows with the length of a steady training."""
+"""When which batch is due: the same for all workers, and nothing that grows with the length of a
+steady training.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,8 @@ Cuts = tuple[Sequence[int], Sequence[int]]  # where the batches of a pass begin,
 class Timetable(ABC):
     """Passes of each worker over its own samples, in steps, and where epochs end meanwhile.
 
-    An epoch ends when all workers together have gone over the data once more: with B samples a step on each of M
-    workers every ⌈N/(B·M)⌉ steps, whatever the overlap; and with the last step.
-    """
+    An epoch ends when all workers together have gone over the data once more: with B samples a step
+    on each of M workers every ⌈N/(B·M)⌉ steps, whatever the overlap; and with the last step."""
 
     passes: int
     steps: int
@@ -78,13 +79,19 @@ class Steady(Timetable):
 
     def epochs_done(self, steps: int) -> float:
         whole, rest = divmod(steps, self._interval)
-        return whole + rest / min(self._interval, self.steps - whole * self._interval) if rest else float(whole)
+        return (
+            whole + rest / min(self._interval, self.steps - whole * self._interval)
+            if rest
+            else float(whole)
+        )
 
 
 class Growing(Timetable):
     """Batches that grow, at fractions of all samples."""
 
-    def __init__(self, longest: int, samples: int, workers: int, passes: int, batch_size: GrowingBatch) -> None:
+    def __init__(
+        self, longest: int, samples: int, workers: int, passes: int, batch_size: GrowingBatch
+    ) -> None:
         self.passes = passes
         self._cuts = [_grown(longest, number, passes, batch_size) for number in range(passes)]
         sizes = [size for _, lengths in self._cuts for size in lengths]
@@ -105,8 +112,12 @@ class Growing(Timetable):
 
 
 @functools.lru_cache(maxsize=8)  # a thousand simulated workers ask for the same
-def timetable(longest: int, samples: int, workers: int, passes: int, batch_size: BatchSize) -> Timetable:
-    """The timetable of `passes` passes over at most `longest` samples a worker, of `samples` in all."""
+def timetable(
+    longest: int, samples: int, workers: int, passes: int, batch_size: BatchSize
+) -> Timetable:
+    """The timetable of `passes` passes over at most `longest` samples a worker, of `samples` in
+    all.
+    """
     if isinstance(batch_size, int):
         return Steady(longest, samples, workers, passes, batch_size)
     return Growing(longest, samples, workers, passes, batch_size)
@@ -124,7 +135,9 @@ def _grown(longest: int, number: int, passes: int, batch_size: GrowingBatch) -> 
 
 
 def _epoch_ends(processed: np.ndarray, samples: int) -> list[int]:
-    """The steps at which another `samples` have been processed since the last such step, and the last step."""
+    """The steps at which another `samples` have been processed since the last such step, and the
+    last step.
+    """
     ends: list[int] = []
     before = 0
     while before + samples <= processed[-1]:

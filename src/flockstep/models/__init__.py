@@ -1,11 +1,13 @@
 """Networks for the built-in tasks and studies."""
 
 from flockstep.models.cifar10_full import Cifar10Full
+from flockstep.models.counting import cc_ratio, count_parameters, flops_per_sample
 from flockstep.models.densenet import DenseNet40
 from flockstep.models.digits_cnn import DigitsCNN
 from flockstep.models.gpt import GPT
 from flockstep.models.lenet import LeNet, LeNet5
 from flockstep.models.mlp import MLP
+from flockstep.models.recalibration import recalibrate
 from flockstep.models.resnet import ResNet18, ResNet20
 from flockstep.models.row_lstm import RowLSTM
 
@@ -20,4 +22,8 @@ __all__ = [
     "ResNet18",
     "ResNet20",
     "RowLSTM",
+    "cc_ratio",
+    "count_parameters",
+    "flops_per_sample",
+    "recalibrate",
 ]

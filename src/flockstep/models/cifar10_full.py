@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 
 class LocalResponseNorm(nn.Module):
-    """Caffe's local response normalisation within a channel: y = x · (1 + α · mean of x² over a window)^(−β).
+    """Caffe's local response normalisation within a channel: y = x · (1 + α · mean of x² over a
+    window)^(−β).
 
-    The window is `size`×`size` around each pixel; what lies outside the image counts as zero and in the mean.
-    `nn.LocalResponseNorm` is the other kind, across channels.
-    """
+    The window is `size`×`size` around each pixel; what lies outside the image counts as zero and in
+    the mean. `nn.LocalResponseNorm` is the other kind, across channels."""
 
     def __init__(self, size: int = 3, alpha: float = 5e-5, beta: float = 0.75) -> None:
         super().__init__()
@@ -23,14 +23,15 @@ class LocalResponseNorm(nn.Module):
 
 
 class Cifar10Full(nn.Module):
-    """Three convolutions of 5×5, pooling of overlapping windows, one linear layer: 89,578 parameters.
+    """Three convolutions of 5×5, pooling of overlapping windows, one linear layer: 89,578
+    parameters.
 
-    Source: Caffe's examples/cifar10/cifar10_full_train_test.prototxt (Jia et al., 2014), after A. Krizhevsky's
-    cuda-convnet; with its initialisation, Gaussians of the given deviations and biases of 0. The first layer's 0.0001
-    is meant for pixels of 0 … 255 less the mean image: on inputs of unit scale the network hardly starts to learn.
-    Caffe's rates per layer (biases learn at twice the rate, the last layer decays 250 times faster) are the
-    optimizer's affair and not part of this model.
-    """
+    Source: Caffe's examples/cifar10/cifar10_full_train_test.prototxt (Jia et al., 2014), after A.
+    Krizhevsky's cuda-convnet; with its initialisation, Gaussians of the given deviations and biases
+    of 0. The first layer's 0.0001 is meant for pixels of 0 … 255 less the mean image: on inputs of
+    unit scale the network hardly starts to learn. Caffe's rates per layer (biases learn at twice
+    the rate, the last layer decays 250 times faster) are the optimizer's affair and not part of
+    this model."""
 
     def __init__(self) -> None:
         super().__init__()

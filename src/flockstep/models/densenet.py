@@ -11,12 +11,14 @@ from flockstep.models.normalisation import normalisation_layer
 
 
 class DenseNet40(nn.Module):
-    """Three dense blocks of twelve layers, each layer fed with all before it: 1,019,722 parameters at growth 12.
+    """Three dense blocks of twelve layers, each layer fed with all before it: 1,019,722 parameters
+    at growth 12.
 
-    Paper: Huang et al., "Densely connected convolutional networks", 2017: the plain form, without bottleneck and
-    without compression, its first convolution to 16 channels. The dropout of 0.2 that the paper adds where the images
-    are not augmented is left out. Unclear: the text gives a transition as normalisation, 1×1 convolution and pooling.
-    Chosen: with a ReLU after the normalisation, as in the authors' program and in every other layer.
+    Paper: Huang et al., "Densely connected convolutional networks", 2017: the plain form, without
+    bottleneck and without compression, its first convolution to 16 channels. The dropout of 0.2
+    that the paper adds where the images are not augmented is left out. Unclear: the text gives a
+    transition as normalisation, 1×1 convolution and pooling. Chosen: with a ReLU after the
+    normalisation, as in the authors' program and in every other layer.
 
     Fields:
         normalisation: "batch" as in the paper, or "group" (as many parameters, no buffers).

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 class DigitsCNN(nn.Module):
     """Two convolutions of 3×3 to 32 and 64 maps and a linear layer: 29,066 parameters.
 
-    Takes (batch, 64), as scikit-learn gives the digits, or (batch, 1, 8, 8). After no paper: the smallest network with
-    the layers of a real one, for runs of seconds.
-    """
+    Takes (batch, 64), as scikit-learn gives the digits, or (batch, 1, 8, 8). After no paper: the
+    smallest network with the layers of a real one, for runs of seconds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,20 +12,21 @@ from flockstep.fields import require, require_between, require_integer
 
 
 class GPT(nn.Module):
-    """A transformer decoder that predicts the next token: (batch, length) tokens to (batch, length, vocabulary) logits.
+    """A transformer decoder that predicts the next token: (batch, length) tokens to (batch, length,
+    vocabulary) logits.
 
     804,096 parameters as it comes, 795,904 (0.80 M) without the position embeddings.
 
-    Papers: Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019: normalisation before
-    each part, weights from N(0, 0.02²), those that write into the residual stream divided by √(2·layers); Press & Wolf,
-    2017: the embedding is the output layer too. Sizes, and no biases anywhere, as nanoGPT (Karpathy, 2022) trains on
-    the characters of tiny Shakespeare on a CPU.
+    Papers: Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019:
+    normalisation before each part, weights from N(0, 0.02²), those that write into the residual
+    stream divided by √(2·layers); Press & Wolf, 2017: the embedding is the output layer too. Sizes,
+    and no biases anywhere, as nanoGPT (Karpathy, 2022) trains on the characters of tiny Shakespeare
+    on a CPU.
 
-    Fields:
-        vocabulary: the number of different tokens.
-        context: the longest sequence it takes.
-        layers, heads, width: blocks, attention heads of each, and features of each token; heads divide the width.
-        dropout: after the embedding, in the attention and after each part of a block; 0 for none.
+    Fields: vocabulary: the number of different tokens. context: the longest sequence it takes.
+        layers, heads, width: blocks, attention heads of each, and features of each token; heads
+        divide the width. dropout: after the embedding, in the attention and after each part of a
+        block; 0 for none.
     """
 
     def __init__(
@@ -38,7 +39,13 @@ class GPT(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        sizes = {"vocabulary": vocabulary, "context": context, "layers": layers, "heads": heads, "width": width}
+        sizes = {
+            "vocabulary": vocabulary,
+            "context": context,
+            "layers": layers,
+            "heads": heads,
+            "width": width,
+        }
         for field, value in sizes.items():
             require_integer(field, value, 1)
         require(width % heads == 0, "width", f"be a multiple of the {heads} heads", width)
@@ -59,14 +66,21 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[-1]
-        require(length <= self.context, "tokens", f"be at most {self.context} long, the model's context", length)
+        require(
+            length <= self.context,
+            "tokens",
+            f"be at most {self.context} long, the model's context",
+            length,
+        )
         x = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
         x = self.normalise(self.blocks(self.dropout(x)))
         return F.linear(x, self.tokens.weight)
 
 
 class Block(nn.Module):
-    """Attention, then two linear layers with GELU; each is normalised before and added to what came in."""
+    """Attention, then two linear layers with GELU; each is normalised before and added to what
+    came in.
+    """
 
     def __init__(self, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -95,7 +109,9 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.inward(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width ÷ heads)
+        query, key, value = parts.permute(
+            2, 0, 3, 1, 4
+        )  # each (batch, heads, length, width ÷ heads)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         out: Tensor = self.outward(mixed.transpose(1, 2).flatten(2))

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 class LeNet5(nn.Module):
     """Two convolutions and three linear layers, 61,706 parameters.
 
-    Paper: LeCun et al., "Gradient-based learning applied to document recognition", 1998; with ReLU and max-pooling in
-    place of the sigmoids and the trained subsampling, and every map of the second convolution seeing every map of the
-    first, as is usual today.
-    """
+    Paper: LeCun et al., "Gradient-based learning applied to document recognition", 1998; with ReLU
+    and max-pooling in place of the sigmoids and the trained subsampling, and every map of the
+    second convolution seeing every map of the first, as is usual today."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,11 +29,11 @@ class LeNet5(nn.Module):
 class LeNet(nn.Module):
     """The wide LeNet, convolutions to 20 and 50 maps and a linear layer of 500: 656,080 parameters.
 
-    Paper: Ye et al., "PSO-PS: parameter synchronization with particle swarm optimization for distributed training of
-    deep neural networks", 2020, which trains "LeNet, 0.665 M parameters" on MNIST.
-    Unclear: the paper gives the count and no layers. Chosen: the 20–50–500 LeNet that came with many frameworks, padded
-    by 2 before its first convolution (28 → 14 → 10 → 5), which comes closest, 1.3 % below; ReLU after every layer.
-    """
+    Paper: Ye et al., "PSO-PS: parameter synchronization with particle swarm optimization for
+    distributed training of deep neural networks", 2020, which trains "LeNet, 0.665 M parameters" on
+    MNIST. Unclear: the paper gives the count and no layers. Chosen: the 20–50–500 LeNet that came
+    with many frameworks, padded by 2 before its first convolution (28 → 14 → 10 → 5), which comes
+    closest, 1.3 % below; ReLU after every layer."""
 
     def __init__(self) -> None:
         super().__init__()

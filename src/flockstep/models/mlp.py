@@ -17,7 +17,9 @@ class MLP(nn.Module):
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
-        require(len(widths) >= 2, "widths", "be at least two, of the input and of the output", widths)
+        require(
+            len(widths) >= 2, "widths", "be at least two, of the input and of the output", widths
+        )
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]

@@ -1,4 +1,6 @@
-"""Links and what it costs to move tensors over them. Pure arithmetic: imports nothing else of Flockstep."""
+"""Links and what it costs to move tensors over them. Pure arithmetic: imports nothing else of
+Flockstep.
+"""
 
 from flockstep.network.links import PRESETS, Link, Network
 

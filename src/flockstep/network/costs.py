@@ -1,9 +1,9 @@
 """What each call costs in seconds, and how many bytes each worker puts on the wire for it.
 
-α is the link's latency, β its seconds per byte, n the bytes of the tensor, w the workers. The simulator charges
-these costs; a planner can ask for them without running anything. The byte counts are those of the algorithm whose
-time is charged: added up over the ring, an all-reduce moves exactly 2(w−1)n bytes.
-"""
+α is the link's latency, β its seconds per byte, n the bytes of the tensor, w the workers. The
+simulator charges these costs; a planner can ask for them without running anything. The byte counts
+are those of the algorithm whose time is charged: added up over the ring, an all-reduce moves
+exactly 2(w−1)n bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def blend_seconds(link: Link, nbytes: float) -> float:
 
 
 def all_reduce_bytes(workers: int, rank: int, elements: int, itemsize: int) -> int:
-    """What `rank` sends in a ring of w chunks: all chunks but one while reducing, all but one while gathering."""
+    """What `rank` sends in a ring of w chunks: all chunks but one while reducing, all but one
+    while gathering.
+    """
 
     def chunk(index: int) -> int:
         return elements // workers + (index % workers < elements % workers)
@@ -66,7 +68,10 @@ def all_gather_bytes(workers: int, nbytes: int) -> int:
 
 
 def broadcast_bytes(workers: int, distance: int, nbytes: int) -> int:
-    """What the worker `distance` ranks after the root sends down a binomial tree; (w−1)n over all workers."""
-    # In round k the 2^k workers that have the tensor send it on, each to the worker 2^k further along.
+    """What the worker `distance` ranks after the root sends down a binomial tree; (w−1)n over
+    all workers.
+    """
+    # In round k the 2^k workers that have the tensor send it on, each to the worker 2^k further
+    # along.
     first_round = distance.bit_length()
     return sum(distance + (1 << k) < workers for k in range(first_round, _rounds(workers))) * nbytes

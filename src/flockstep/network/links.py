@@ -33,8 +33,9 @@ class Link:
 class Network(Link):
     """The link between any two workers, with an optional faster tier inside households.
 
-    With `inside` and `household_size`, ranks 0 … G−1 are the first household, G … 2G−1 the second, and so on.
-    A call among workers of one household runs on `inside`; every other call runs on the outer link.
+    With `inside` and `household_size`, ranks 0 … G−1 are the first household, G … 2G−1 the second,
+    and so on. A call among workers of one household runs on `inside`; every other call runs on the
+    outer link.
 
         fs.Network(latency_seconds=1e-4, bytes_per_second=125e6)
         fs.Network(1e-2, 12.5e6, inside=fs.Network.preset("lan-10g"), household_size=8)

@@ -30,6 +30,7 @@ from flockstep.strategies.pso_ps import PSOPS
 from flockstep.strategies.slowmo import SlowMo
 from flockstep.strategies.stale_sync import StaleSync
 from flockstep.strategies.sync_sgd import SyncSGD
+from flockstep.strategies.theory import growing_distance, pull_within, settled_distance
 
 ENTRY_POINTS = "flockstep.strategies"
 
@@ -89,12 +90,17 @@ __all__ = [
     "described",
     "effective_batch",
     "find_strategy",
+    "growing_distance",
     "local_batch",
+    "pull_within",
+    "settled_distance",
 ]
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
-    """The class behind a name such as `local_sgd`; also of packages that offer theirs as entry points."""
+    """The class behind a name such as `local_sgd`; also of packages that offer theirs as entry
+    points.
+    """
     if name in STRATEGIES:
         return STRATEGIES[name]
     offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}

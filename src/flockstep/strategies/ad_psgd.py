@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_choice
+from flockstep.strategies._topology import GRAPHS, bipartite_neighbours
 from flockstep.strategies.base import Strategy
-from flockstep.topology import GRAPHS, bipartite_neighbours
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -27,23 +27,27 @@ class ADPSGDState:
 
 @dataclass(frozen=True)
 class ADPSGD(Strategy[ADPSGDState]):
-    """After its own step an active worker averages with a random passive neighbour; nobody waits for anybody's step.
+    """After its own step an active worker averages with a random passive neighbour; nobody waits
+    for anybody's step.
 
         x_i ← x_i − η g(x_i);   x_i, x_j ← (x_i + x_j)/2 both
 
-    Even ranks are active and odd ones passive, and neighbours are of different kinds, so no circle of workers can wait
-    for each other. A passive worker's parameters may be averaged while it computes; its change is then added to what
-    they have become, as in the paper. Each average preserves the mean of all workers. finish: that mean. Statistics
-    of batch normalisation are averaged with the parameters.
+    Even ranks are active and odd ones passive, and neighbours are of different kinds, so no circle
+    of workers can wait for each other. A passive worker's parameters may be averaged while it
+    computes; its change is then added to what they have become, as in the paper. Each average
+    preserves the mean of all workers. finish: that mean. Statistics of batch normalisation are
+    averaged with the parameters.
 
-    Bytes: one blend (there and back) an active worker and step; nothing for passive ones; at the end one all-reduce.
+    Bytes: one blend (there and back) an active worker and step; nothing for passive ones; at the
+        end one all-reduce.
 
     Use: where workers differ in speed and no server shall be a bottleneck.
 
     Fields:
         graph: "ring", "exponential" (1, and 1 + 1, 2, 4, … ranks away) or "complete".
 
-    Paper: Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", 2018.
+    Paper: Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic Gradient
+        Descent", 2018.
 
     Example:
         fs.run("digits-mlp", fs.ADPSGD(graph="ring"), workers=4)
@@ -57,9 +61,13 @@ class ADPSGD(Strategy[ADPSGDState]):
 
     def init(self, worker: Worker) -> ADPSGDState:
         comm, own = worker.comm, worker.flat.state
-        models = {rank: comm.shared(f"model {rank}", own, home=rank) for rank in range(1, comm.size, 2)}
+        models = {
+            rank: comm.shared(f"model {rank}", own, home=rank) for rank in range(1, comm.size, 2)
+        }
         draw = torch.Generator().manual_seed((comm.seed << 20) + comm.rank)
-        return ADPSGDState(models, own.clone(), bipartite_neighbours(self.graph, comm.rank, comm.size), draw)
+        return ADPSGDState(
+            models, own.clone(), bipartite_neighbours(self.graph, comm.rank, comm.size), draw
+        )
 
     def before_step(self, worker: Worker, state: ADPSGDState) -> None:
         mine = state.models.get(worker.comm.rank)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from flockstep.fields import require, require_integer, require_number
-from flockstep.optimizer_state import learning_rate
+from flockstep.optimizers import learning_rate
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -28,16 +28,18 @@ class AdaCommState:
 
 @dataclass(frozen=True)
 class AdaComm(Strategy[AdaCommState]):
-    """LocalSGD whose period follows the loss: rare averages at first, when progress is fast, frequent ones later.
+    """LocalSGD whose period follows the loss: rare averages at first, when progress is fast,
+    frequent ones later.
 
         at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉,   or τ_{j−1}/2 if that does not shrink; ≥ 1
         after τ_j steps:            x_i ← (1/w) Σ_k x_k
 
-    F is the training loss: the mean over the workers and the steps since the last average. F_0 and η_0 are those of
-    the first average. τ_0 stands outside the root. τ/2 is rounded down. All workers decide alike, at averages, from
-    the mean of their losses and clocks.
+    F is the training loss: the mean over the workers and the steps since the last average. F_0 and
+    η_0 are those of the first average. τ_0 stands outside the root. τ/2 is rounded down. All
+    workers decide alike, at averages, from the mean of their losses and clocks.
 
-    Bytes: every τ_j steps one all-reduce of parameters and buffers, and one of two numbers; one at the end.
+    Bytes: every τ_j steps one all-reduce of parameters and buffers, and one of two numbers; one at
+        the end.
 
     Use: to have LocalSGD's speed early and SyncSGD's accuracy late, without choosing a period.
 
@@ -45,8 +47,8 @@ class AdaComm(Strategy[AdaCommState]):
         initial_period: τ_0.
         interval_seconds: time between decisions, virtual in the simulator.
 
-    Paper: Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
-    Local-Update SGD", 2018.
+    Paper: Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime
+    Trade-off in Local-Update SGD", 2018.
 
     Example:
         fs.run("digits-mlp", fs.AdaComm(initial_period=16, interval_seconds=0.5), workers=4)
@@ -82,8 +84,16 @@ class AdaComm(Strategy[AdaCommState]):
                 state.interval_ends += self.interval_seconds
 
     def _next_period(self, state: AdaCommState, loss: float, rate: float) -> int:
-        ratio = (state.first_rate * loss) / (rate * state.first_loss) if rate and state.first_loss else math.inf
-        wished = math.ceil(math.sqrt(max(0.0, ratio)) * self.initial_period) if math.isfinite(ratio) else state.period
+        ratio = (
+            (state.first_rate * loss) / (rate * state.first_loss)
+            if rate and state.first_loss
+            else math.inf
+        )
+        wished = (
+            math.ceil(math.sqrt(max(0.0, ratio)) * self.initial_period)
+            if math.isfinite(ratio)
+            else state.period
+        )
         return max(1, wished if wished < state.period else state.period // 2)
 
     def finish(self, worker: Worker, state: AdaCommState) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require, require_number
+from flockstep.strategies._server import Server
 from flockstep.strategies.base import Strategy
 from flockstep.strategies.eamsgd import require_momentum
-from flockstep.strategies.server import Server
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -30,17 +30,20 @@ class AsyncSGDState:
 
 @dataclass(frozen=True)
 class AsyncSGD(Strategy[AsyncSGDState]):
-    """Workers send their changes to a server, which applies one at a time, and read the parameters back.
+    """Workers send their changes to a server, which applies one at a time, and read the parameters
+    back.
 
         u = −η g(x_read);   v ← μv + u;   x ← x + v                  one worker at a time
         staleness_aware:       u / max(1, s),  s the updates by others since x_read
         delay_compensation:    g + λ g ⊙ g ⊙ (x − x_read)  in g's place
 
-    With another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add up, so many
-    workers want a smaller learning rate, or staleness_aware. finish: the server's parameters.
+    With another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers
+    add up, so many workers want a smaller learning rate, or staleness_aware. finish: the server's
+    parameters.
 
-    Bytes: one add and one read of the parameters a step, and one read at the end; momentum, one more read and write
-    (the server's velocity); delay compensation, one more read; staleness_aware, 16 a step.
+    Bytes: one add and one read of the parameters a step, and one read at the end; momentum, one
+    more read and write (the server's velocity); delay compensation, one more read; staleness_aware,
+    16 a step.
 
     Use: where workers differ in speed and nobody shall wait.
 
@@ -49,9 +52,9 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         staleness_aware: divide the change by its staleness.
         delay_compensation: λ, at least 0.
 
-    Papers: Dean et al., "Large Scale Distributed Deep Networks", 2012; Zhang, Gupta, Lian, Liu, "Staleness-aware
-    Async-SGD for Distributed Deep Learning", 2015; Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
-    Compensation", 2017.
+    Papers: Dean et al., "Large Scale Distributed Deep Networks", 2012; Zhang, Gupta, Lian, Liu,
+    "Staleness-aware Async-SGD for Distributed Deep Learning", 2015; Zheng et al., "Asynchronous
+    Stochastic Gradient Descent with Delay Compensation", 2017.
 
     Example:
         fs.run("digits-mlp", fs.AsyncSGD(), workers=4)
@@ -64,9 +67,19 @@ class AsyncSGD(Strategy[AsyncSGDState]):
 
     def __post_init__(self) -> None:
         require_momentum(self.momentum)
-        require(isinstance(self.staleness_aware, bool), "staleness_aware", "be True or False", self.staleness_aware)
+        require(
+            isinstance(self.staleness_aware, bool),
+            "staleness_aware",
+            "be True or False",
+            self.staleness_aware,
+        )
         require_number("delay_compensation", self.delay_compensation)
-        require(self.delay_compensation >= 0, "delay_compensation", "be at least 0", self.delay_compensation)
+        require(
+            self.delay_compensation >= 0,
+            "delay_compensation",
+            "be at least 0",
+            self.delay_compensation,
+        )
 
     def init(self, worker: Worker) -> AsyncSGDState:
         comm, own = worker.comm, worker.flat.parameters

@@ -1,4 +1,6 @@
-"""What a strategy is: frozen hyper-parameters, and hooks that say when and how replicas influence each other."""
+"""What a strategy is: frozen hyper-parameters, and hooks that say when and how replicas
+influence each other.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,29 @@ State = TypeVar("State")
 
 
 class Strategy(Generic[State]):
-    """Base class. A method is a frozen dataclass that overrides the moments it needs; the others do nothing.
+    """Base class. A method is a frozen dataclass that overrides the moments it needs; the others do
+    nothing.
 
-    The spec is shared by all workers and never changes; what changes lives in the state that `init` returns, one for
-    each worker. Hooks are plain blocking code of one worker, run without gradients. They talk to the others through
-    `worker.comm` and change `worker.flat.state`, `.parameters` and `.gradients` in place. They are only called where
-    there is more than one worker.
-    """
+    The spec is shared by all workers and never changes; what changes lives in the state that `init`
+    returns, one for each worker. Hooks are plain blocking code of one worker, run without
+    gradients. They talk to the others through `worker.comm` and change `worker.flat.state`,
+    `.parameters` and `.gradients` in place. They are only called where there is more than one
+    worker."""
 
     name: ClassVar[str]
     """The name on the command line."""
 
     @property
     def needs_accuracy(self) -> bool:
-        """Whether `worker.step` must be told the accuracy on each batch, which costs a loop something."""
+        """Whether `worker.step` must be told the accuracy on each batch, which costs a loop
+        something.
+        """
         return False
 
     def init(self, worker: Worker) -> State:
-        """The worker's state. All replicas are equal at this moment, and what it moves is not counted."""
+        """The worker's state. All replicas are equal at this moment, and what it moves is not
+        counted.
+        """
         return None  # type: ignore[return-value]
 
     def before_step(self, worker: Worker, state: State) -> None:
@@ -51,7 +58,9 @@ class Strategy(Generic[State]):
         """After the parameters have moved; `worker.steps` counts this step already."""
 
     def preview(self, worker: Worker, state: State) -> Tensor | None:
-        """The flat state that stands for the run at this moment, for evaluation; None: this worker's own."""
+        """The flat state that stands for the run at this moment, for evaluation; None: this
+        worker's own.
+        """
         return None
 
     def finish(self, worker: Worker, state: State) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flockstep.comm import broadcast_from_first
 from flockstep.fields import require_integer
+from flockstep.strategies._ranking import last_score, ranked
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.ranking import last_score, ranked
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -29,7 +29,8 @@ class BestOnly(Strategy[None]):
     Fields:
         period: optimizer steps between exchanges.
 
-    Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018 (their n=1, β=1).
+    Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018 (their
+        n=1, β=1).
 
     Example:
         fs.run("digits-mlp", fs.BestOnly(period=4), workers=4)

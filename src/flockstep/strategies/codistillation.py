@@ -15,9 +15,14 @@ from torch.utils.hooks import RemovableHandle
 
 from flockstep.comm import Comm, broadcast_from_first
 from flockstep.errors import FlockstepError, WorkerLost
-from flockstep.fields import require, require_choice, require_integer, require_number
+from flockstep.fields import (
+    require,
+    require_choice,
+    require_integer,
+    require_number,
+)
+from flockstep.strategies._ranking import ranked
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.ranking import ranked
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -30,25 +35,30 @@ class CodistillationState:
     hook: RemovableHandle
     prediction: list[Tensor]  # the model's last output, as the hook has seen it
     lens: nn.Module  # a copy of the model in evaluation mode, to see what teachers predict
-    teachers: list[dict[str, Tensor]] = field(default_factory=list)  # parameters and buffers, by name
+    teachers: list[dict[str, Tensor]] = field(
+        default_factory=list
+    )  # parameters and buffers, by name
     is_distilled: bool = False  # whether the loss of this step had the teachers in it
 
 
 @dataclass(frozen=True)
 class Codistillation(Strategy[CodistillationState]):
-    """Groups train separate models; each also learns to predict what its neighbours' models predict.
+    """Groups train separate models; each also learns to predict what its neighbours' models
+    predict.
 
         loss ← loss + weight · ψ( mean over teachers of softmax(f_teacher(x)/T),  f(x)/T )      after burn_in steps
 
-    ψ is the cross entropy of soft targets, times T² so that `weight` means the same at every temperature. Teachers are
-    the last received parameters of the neighbouring groups, in evaluation mode, renewed every `exchange_period` steps.
-    Inside a group gradients are averaged (SyncSGD). All models start from the same parameters and differ by their data.
-    finish: the group with the lowest loss. In a loop of your own, call `loss = worker.adjust_loss(loss, batch)` before
+    ψ is the cross entropy of soft targets, times T² so that `weight` means the same at every
+    temperature. Teachers are the last received parameters of the neighbouring groups, in evaluation
+    mode, renewed every `exchange_period` steps. Inside a group gradients are averaged (SyncSGD).
+    All models start from the same parameters and differ by their data. finish: the group with the
+    lowest loss. In a loop of your own, call `loss = worker.adjust_loss(loss, batch)` before
     `backward`; `batch[0]` is the model's input.
 
-    Bytes: one all-reduce of the gradients a step inside each group; every exchange_period steps from burn_in on, all
-    groups' parameters and buffers to all (an all-gather between the workers of the same place in their groups) or, in
-    a ring, to the next; at the end two numbers a worker and one broadcast.
+    Bytes: one all-reduce of the gradients a step inside each group; every exchange_period steps
+    from burn_in on, all groups' parameters and buffers to all (an all-gather between the workers of
+    the same place in their groups) or, in a ring, to the next; at the end two numbers a worker and
+    one broadcast.
 
     Use: with more workers than one batch can use; teachers may be old, so exchanges can be rare.
 
@@ -60,7 +70,8 @@ class Codistillation(Strategy[CodistillationState]):
         temperature: T.
         topology: the teachers are those of the next group ("ring") or of all others ("complete").
 
-    Paper: Anil et al., "Large scale distributed neural network training through online distillation", 2018.
+    Paper: Anil et al., "Large scale distributed neural network training through online
+        distillation", 2018.
 
     Example:
         fs.run("digits-mlp", fs.Codistillation(groups=2, exchange_period=8, burn_in=16), workers=4)
@@ -86,7 +97,12 @@ class Codistillation(Strategy[CodistillationState]):
 
     def init(self, worker: Worker) -> CodistillationState:
         comm = worker.comm
-        require(comm.size % self.groups == 0, "groups", f"divide the number of workers, {comm.size}", self.groups)
+        require(
+            comm.size % self.groups == 0,
+            "groups",
+            f"divide the number of workers, {comm.size}",
+            self.groups,
+        )
         size = comm.size // self.groups
         lens = copy.deepcopy(worker.model).eval()
         prediction: list[Tensor] = []
@@ -120,14 +136,20 @@ class Codistillation(Strategy[CodistillationState]):
         if others:  # teachers that are lost teach on as they were
             state.teachers = [worker.flat.named(worker.model, other) for other in others]
 
-    def on_loss(self, worker: Worker, state: CodistillationState, loss: Tensor, batch: Any) -> Tensor:
+    def on_loss(
+        self, worker: Worker, state: CodistillationState, loss: Tensor, batch: Any
+    ) -> Tensor:
         state.is_distilled = True
         if not state.teachers:
             return loss
         inputs, heat = batch[0], self.temperature
         with torch.no_grad():
-            predictions = [functional_call(state.lens, teacher, (inputs,)) for teacher in state.teachers]
-            targets = torch.stack([F.softmax(prediction / heat, dim=-1) for prediction in predictions]).mean(0)
+            predictions = [
+                functional_call(state.lens, teacher, (inputs,)) for teacher in state.teachers
+            ]
+            targets = torch.stack(
+                [F.softmax(prediction / heat, dim=-1) for prediction in predictions]
+            ).mean(0)
         own = F.log_softmax(state.prediction[0] / heat, dim=-1)
         return loss - self.weight * heat**2 * (targets * own).sum(dim=-1).mean()
 
@@ -143,6 +165,8 @@ class Codistillation(Strategy[CodistillationState]):
     def finish(self, worker: Worker, state: CodistillationState) -> None:
         if worker.flat.buffers.numel():
             state.group.all_reduce(worker.flat.buffers, op="mean")
-        loss = state.group.all_reduce(torch.tensor(worker.smooth_loss, dtype=torch.float64), op="mean")
+        loss = state.group.all_reduce(
+            torch.tensor(worker.smooth_loss, dtype=torch.float64), op="mean"
+        )
         broadcast_from_first(worker.comm, worker.flat.state, ranked(worker.comm, float(loss)))
         state.hook.remove()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flockstep.errors import WorkerLost
 from flockstep.fields import require_choice
+from flockstep.strategies._topology import GRAPHS, edges_of, metropolis_weights
 from flockstep.strategies.base import Strategy
-from flockstep.topology import GRAPHS, edges_of, metropolis_weights
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -25,11 +25,12 @@ class DPSGD(Strategy[DPSGDState]):
 
         x_i ← Σ_j W_ij x_j − η g(x_i),      W_ij = 1 / (1 + max(degree_i, degree_j)),  W_ii the rest to one
 
-    The gradient is that of the worker's own parameters before mixing, as in the paper's Algorithm 1. W is symmetric and
-    its rows sum to one, so mixing preserves the mean of all workers. finish: that mean. Statistics of batch
-    normalisation are mixed with the parameters.
+    The gradient is that of the worker's own parameters before mixing, as in the paper's Algorithm
+    1. W is symmetric and its rows sum to one, so mixing preserves the mean of all workers. finish:
+    that mean. Statistics of batch normalisation are mixed with the parameters.
 
-    Bytes: parameters and buffers to each neighbour at each step (2 in a ring); at the end one all-reduce.
+    Bytes: parameters and buffers to each neighbour at each step (2 in a ring); at the end one
+        all-reduce.
 
     Use: on many workers, where an all-reduce takes too many steps.
 
@@ -49,7 +50,9 @@ class DPSGD(Strategy[DPSGDState]):
         require_choice("graph", self.graph, tuple(GRAPHS))
 
     def init(self, worker: Worker) -> DPSGDState:
-        return DPSGDState(metropolis_weights(worker.comm.rank, edges_of(self.graph, worker.comm.size)))
+        return DPSGDState(
+            metropolis_weights(worker.comm.rank, edges_of(self.graph, worker.comm.size))
+        )
 
     def on_gradients(self, worker: Worker, state: DPSGDState) -> None:
         own = worker.flat.state

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.codecs import Codec
-from flockstep.fields import require, require_between, require_integer, require_number
+from flockstep.fields import (
+    require,
+    require_between,
+    require_integer,
+    require_number,
+)
+from flockstep.strategies._compressed import Averager, require_codec
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.compressed import Averager, require_codec
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -31,8 +36,8 @@ class DiLoCo(Strategy[DiLoCoState]):
 
         Δ = (1/w) Σ_i (θ − x_i);   θ ← outer SGD with Nesterov momentum on θ with gradient Δ;   x_i ← θ
 
-    outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged. At the end there is
-    one more exchange, unless one has just taken place.
+    outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged.
+    At the end there is one more exchange, unless one has just taken place.
 
     Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's.
 
@@ -45,7 +50,8 @@ class DiLoCo(Strategy[DiLoCoState]):
         nesterov: whether that is Nesterov's.
         codec: how changes are written on the wire; None: as they are.
 
-    Paper: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    Paper: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+        2023.
 
     Example:
         fs.run("digits-mlp", fs.DiLoCo(period=8), workers=4)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from flockstep.fields import require_integer
+from flockstep.strategies._server import Server
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.server import Server
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -23,12 +23,13 @@ class Downpour(Strategy[Server]):
         x ← x + a;  a ← 0                              every push_period steps
         x_i ← x                                        every fetch_period steps
 
-    Period 1 for both equals AsyncSGD. What was fetched replaces the worker's parameters, changes not pushed yet
-    included: these stay in a, as in the paper. Changes of all workers add up, so many workers or long periods want a
-    smaller learning rate. finish: the server's parameters, once all have pushed the rest.
+    Period 1 for both equals AsyncSGD. What was fetched replaces the worker's parameters, changes
+    not pushed yet included: these stay in a, as in the paper. Changes of all workers add up, so
+    many workers or long periods want a smaller learning rate. finish: the server's parameters, once
+    all have pushed the rest.
 
-    Bytes: one add of the parameters every push_period steps and one read every fetch_period steps; at the end one add,
-    unless just pushed, and one read.
+    Bytes: one add of the parameters every push_period steps and one read every fetch_period steps;
+    at the end one add, unless just pushed, and one read.
 
     Use: as AsyncSGD, on a slower network.
 
@@ -54,7 +55,10 @@ class Downpour(Strategy[Server]):
         return Server.of(worker)
 
     def after_step(self, worker: Worker, state: Server) -> None:
-        pushes, fetches = worker.steps % self.push_period == 0, worker.steps % self.fetch_period == 0
+        pushes, fetches = (
+            worker.steps % self.push_period == 0,
+            worker.steps % self.fetch_period == 0,
+        )
         if not pushes and not fetches:
             return
         with state.value.lock():  # one worker at a time
@@ -63,7 +67,9 @@ class Downpour(Strategy[Server]):
             if fetches:
                 unsent = state.change(worker)
                 state.fetch(worker)
-                state.read.sub_(unsent)  # what was changed since then and not pushed is still x_i − read
+                state.read.sub_(
+                    unsent
+                )  # what was changed since then and not pushed is still x_i − read
 
     def _push(self, worker: Worker, state: Server) -> None:
         state.value.add(state.change(worker))

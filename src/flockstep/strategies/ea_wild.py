@@ -11,8 +11,8 @@ from torch import Tensor
 from flockstep.comm import Comm
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
+from flockstep.strategies._elastic import Centre, require_alpha
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.elastic import Centre, require_alpha
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -33,22 +33,23 @@ class EAWild(Strategy[EAWildState]):
 
         d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      no lock, no turns
 
-    With `groups`, the workers of a group average their gradients every step, and every `period` steps one
-    representative pulls and then broadcasts its parameters inside the group; another one, if it is lost.
-    finish: the centre.
+    With `groups`, the workers of a group average their gradients every step, and every `period`
+    steps one representative pulls and then broadcasts its parameters inside the group; another one,
+    if it is lost. finish: the centre.
 
-    Bytes: one blend (there and back) an exchange, by every worker or by one of each group; with groups also an
-    all-reduce of the gradients a step and a broadcast an exchange inside the group; one read at the end.
+    Bytes: one blend (there and back) an exchange, by every worker or by one of each group; with
+    groups also an all-reduce of the gradients a step and a broadcast an exchange inside the group;
+    one read at the end.
 
     Use: where workers differ in speed, on a machine or a fast network.
 
-    Fields:
-        period: optimizer steps between exchanges.
-        alpha: the moving rate; None is 0.9 / (number of workers or groups that pull).
-        groups: into how many equal groups the workers are divided, neighbours in rank together; None: no groups.
-        representative: who pulls for its group, its "first" worker that is there or a "random" one each time.
+    Fields: period: optimizer steps between exchanges. alpha: the moving rate; None is 0.9 / (number
+        of workers or groups that pull). groups: into how many equal groups the workers are divided,
+        neighbours in rank together; None: no groups. representative: who pulls for its group, its
+        "first" worker that is there or a "random" one each time.
 
-    Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed Deep Learning", 2020.
+    Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed
+        Deep Learning", 2020.
 
     Example:
         fs.run("digits-mlp", fs.EAWild(period=4), workers=4)
@@ -70,13 +71,17 @@ class EAWild(Strategy[EAWildState]):
     def init(self, worker: Worker) -> EAWildState:
         comm = worker.comm
         if self.groups is None:
-            return EAWildState(Centre.of(worker, self.alpha, comm.size), None, [], torch.Generator())
+            return EAWildState(
+                Centre.of(worker, self.alpha, comm.size), None, [], torch.Generator()
+            )
         divides = comm.size % self.groups == 0
         require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
         colour = comm.rank * self.groups // comm.size
         draw = torch.Generator().manual_seed(comm.seed + colour)
         group = comm.split(colour)
-        return EAWildState(Centre.of(worker, self.alpha, self.groups), group, list(range(group.size)), draw)
+        return EAWildState(
+            Centre.of(worker, self.alpha, self.groups), group, list(range(group.size)), draw
+        )
 
     def on_gradients(self, worker: Worker, state: EAWildState) -> None:
         if state.group is not None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flockstep.fields import require, require_integer, require_number
+from flockstep.strategies._elastic import Centre, require_alpha
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.elastic import Centre, require_alpha
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -29,8 +29,8 @@ class EAMSGD(Strategy[EAMSGDState]):
         v ← δv − η g(x + δv);   x ← x + v                            gradients are those of the point ahead
         every `period` steps, in rank order:   d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d
 
-    momentum=0 equals EASGD. −ηg stands for whatever change the worker's optimizer makes at the point ahead, so give
-    it none of its own: plain SGD is the paper's. finish: the centre.
+    momentum=0 equals EASGD. −ηg stands for whatever change the worker's optimizer makes at the
+    point ahead, so give it none of its own: plain SGD is the paper's. finish: the centre.
 
     Bytes: one blend (there and back) a worker and exchange, and one read at the end.
 
@@ -58,7 +58,10 @@ class EAMSGD(Strategy[EAMSGDState]):
         require_momentum(self.momentum)
 
     def init(self, worker: Worker) -> EAMSGDState:
-        return EAMSGDState(Centre.of(worker, self.alpha, worker.comm.size), torch.zeros_like(worker.flat.parameters))
+        return EAMSGDState(
+            Centre.of(worker, self.alpha, worker.comm.size),
+            torch.zeros_like(worker.flat.parameters),
+        )
 
     def before_step(self, worker: Worker, state: EAMSGDState) -> None:
         worker.flat.parameters.add_(state.velocity, alpha=self.momentum)  # look ahead

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from flockstep.fields import require_choice, require_integer
+from flockstep.strategies._elastic import Centre, moving_rate, require_alpha
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.elastic import Centre, moving_rate, require_alpha
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class EASGDState:
-    centre: Centre | Tensor  # shared (round_robin), or the same on every worker and moved alike (sync)
+    centre: (
+        Centre | Tensor
+    )  # shared (round_robin), or the same on every worker and moved alike (sync)
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,19 @@ class EASGD(Strategy[EASGDState]):
 
     finish: the centre. Statistics of batch normalisation follow the same rule as the parameters.
 
-    Bytes: round_robin, one blend (there and back) a worker and exchange, and one read at the end; sync, one all-reduce.
+    Bytes: round_robin, one blend (there and back) a worker and exchange, and one read at the end;
+        sync, one all-reduce.
 
-    Use: where workers shall explore around a common centre; "round_robin" as the baseline of EAWild.
+    Use: where workers shall explore around a common centre; "round_robin" as the baseline of
+        EAWild.
 
     Fields:
         period: optimizer steps between exchanges (τ in the paper).
         alpha: the moving rate α = η·ρ; None is 0.9/w, the paper's choice.
         mode: "round_robin" or "sync".
 
-    Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015. Round robin is the form in which
-    You et al. and Wongpanich et al. (2020) run it as "original EASGD".
+    Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015. Round robin
+    is the form in which You et al. and Wongpanich et al. (2020) run it as "original EASGD".
 
     Example:
         fs.run("digits-mlp", fs.EASGD(period=4), workers=4)
@@ -72,7 +76,9 @@ class EASGD(Strategy[EASGDState]):
     def _pull_together(self, worker: Worker, centre: Tensor) -> None:
         pull = (worker.flat.state - centre).mul_(moving_rate(self.alpha, worker.comm.size))
         worker.flat.state.sub_(pull)
-        centre.add_(worker.comm.all_reduce(pull))  # a sum, so that nobody needs to know how many took part
+        centre.add_(
+            worker.comm.all_reduce(pull)
+        )  # a sum, so that nobody needs to know how many took part
 
     def preview(self, worker: Worker, state: EASGDState) -> Tensor:
         return state.centre if isinstance(state.centre, Tensor) else state.centre.value.read()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @dataclass
 class GoSGDState:
     weight: float  # a
-    mailboxes: list[SharedTensor]  # of all workers, each living at its own: Σ a·x and Σ a of what has arrived
+    mailboxes: list[
+        SharedTensor
+    ]  # of all workers, each living at its own: Σ a·x and Σ a of what has arrived
     empty: Tensor
     draw: torch.Generator
 
@@ -31,12 +33,13 @@ class GoSGD(Strategy[GoSGDState]):
         sender:     a_i ← a_i/2;  send (x_i, a_i) to a random peer           with probability p, after each step
         receiver:   x_j ← (a_j x_j + a x)/(a_j + a);   a_j ← a_j + a         when it comes to the end of a step
 
-    Weights start at 1/w and sum to one at all times, messages in flight included, so Σ a·x is changed by gradients
-    alone. finish: Σ a·x / Σ a, once all messages have been taken. Messages that arrive during one step are taken
-    together: the weighted mean of several is the same in any order. Statistics of batch normalisation travel with the
-    parameters.
+    Weights start at 1/w and sum to one at all times, messages in flight included, so Σ a·x is
+    changed by gradients alone. finish: Σ a·x / Σ a, once all messages have been taken. Messages
+    that arrive during one step are taken together: the weighted mean of several is the same in any
+    order. Statistics of batch normalisation travel with the parameters.
 
-    Bytes: p times parameters, buffers and one weight a worker and step, on average; at the end one all-reduce.
+    Bytes: p times parameters, buffers and one weight a worker and step, on average; at the end one
+        all-reduce.
 
     Use: on loosely coupled workers, with as little traffic as one likes.
 
@@ -68,7 +71,9 @@ class GoSGD(Strategy[GoSGDState]):
         if float(torch.rand((), generator=state.draw)) < self.probability:
             peers = [rank for rank in worker.comm.members if rank != worker.comm.rank]
             if peers:
-                self._send(worker, state, peers[int(torch.randint(len(peers), (), generator=state.draw))])
+                self._send(
+                    worker, state, peers[int(torch.randint(len(peers), (), generator=state.draw))]
+                )
 
     def _send(self, worker: Worker, state: GoSGDState, peer: int) -> None:
         state.weight /= 2
@@ -90,7 +95,9 @@ class GoSGD(Strategy[GoSGDState]):
         worker.comm.barrier()  # all messages have arrived
         self._take(worker, state)
         total = worker.comm.all_reduce(self._weighted(worker, state))
-        worker.flat.state.copy_(total[:-1] / total[-1])  # less than one if a lost worker took its weight with it
+        worker.flat.state.copy_(
+            total[:-1] / total[-1]
+        )  # less than one if a lost worker took its weight with it
 
     def _weighted(self, worker: Worker, state: GoSGDState) -> Tensor:
         """a·x and a, as they travel."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from flockstep.strategies._server import Server
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.server import Server
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -26,17 +26,19 @@ class Hogwild(Strategy[HogwildState]):
 
         x ← x − η g(x_read)       by whoever comes, whenever it comes
 
-    On local processes the model's parameters *are* the shared pages: every worker computes on what the others are just
-    changing, and updates may tear or be lost, as in the paper. A model with statistics of batch normalisation, which
-    are each worker's own, reads and adds there too. With another optimizer than plain SGD its change takes the place
-    of −ηg. Changes of all workers add up, so many workers want a smaller learning rate.
+    On local processes the model's parameters *are* the shared pages: every worker computes on what
+    the others are just changing, and updates may tear or be lost, as in the paper. A model with
+    statistics of batch normalisation, which are each worker's own, reads and adds there too. With
+    another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add
+    up, so many workers want a smaller learning rate.
 
-    Bytes: one read and one add of the parameters a step (as many are counted where they are shared pages), and one
-    read at the end.
+    Bytes: one read and one add of the parameters a step (as many are counted where they are shared
+    pages), and one read at the end.
 
     Use: on one machine with many cores.
 
-    Paper: Niu, Recht, Ré, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", 2011.
+    Paper: Niu, Recht, Ré, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic
+        Gradient Descent", 2011.
 
     Example:
         fs.run("digits-mlp", fs.Hogwild(), workers=4)
@@ -47,7 +49,11 @@ class Hogwild(Strategy[HogwildState]):
     def init(self, worker: Worker) -> HogwildState:
         server = Server.of(worker)
         pages = server.value.pages()
-        is_direct = pages is not None and worker.flat.state.device.type == "cpu" and not worker.flat.buffers.numel()
+        is_direct = (
+            pages is not None
+            and worker.flat.state.device.type == "cpu"
+            and not worker.flat.buffers.numel()
+        )
         if pages is not None and is_direct:
             worker.flat.live_in(pages)
         return HogwildState(server, is_direct)

@@ -28,20 +28,21 @@ class Households(Strategy[HouseholdsState]):
         every neighbourhood_period steps:   x_i ← mean over the neighbourhood
         every world_period steps:           x_i ← (1/w) Σ_j x_j
 
-    Where periods coincide the widest average alone takes place: it includes the others. Neighbours in rank live
-    together. One household with household_period=1 equals SyncSGD; households of one worker equal LocalSGD.
+    Where periods coincide the widest average alone takes place: it includes the others. Neighbours
+    in rank live together. One household with household_period=1 equals SyncSGD; households of one
+    worker equal LocalSGD.
 
-    Bytes: each level's all-reduce of parameters and buffers, inside each group, whenever it is due; with
-    household_period=1 one of the gradients inside each household a step; one of all at the end.
+    Bytes: each level's all-reduce of parameters and buffers, inside each group, whenever it is due;
+    with household_period=1 one of the gradients inside each household a step; one of all at the
+    end.
 
     Use: where some workers are near each other (one host, one rack) and others far.
 
-    Fields:
-        count: households, dividing the number of workers.
-        world_period: optimizer steps between averages over all.
-        household_period: between averages inside a household; 1 averages gradients.
-        neighbourhoods: into how many neighbourhoods the households are divided; None: no such level.
-        neighbourhood_period: between averages inside a neighbourhood. Periods must not shrink outwards.
+    Fields: count: households, dividing the number of workers. world_period: optimizer steps between
+        averages over all. household_period: between averages inside a household; 1 averages
+        gradients. neighbourhoods: into how many neighbourhoods the households are divided; None: no
+        such level. neighbourhood_period: between averages inside a neighbourhood. Periods must not
+        shrink outwards.
 
     Paper: Håland and Birkeland, "Data assignment in distributed deep learning", 2020.
 
@@ -61,23 +62,46 @@ class Households(Strategy[HouseholdsState]):
         require_integer("household_period", self.household_period, 1)
         together = (self.neighbourhoods is None) == (self.neighbourhood_period is None)
         require(
-            together, "neighbourhood_period", "be given if and only if 'neighbourhoods' is", self.neighbourhood_period
+            together,
+            "neighbourhood_period",
+            "be given if and only if 'neighbourhoods' is",
+            self.neighbourhood_period,
         )
         inner, name = self.household_period, "household_period"
         if self.neighbourhoods is not None and self.neighbourhood_period is not None:
             require_integer("neighbourhoods", self.neighbourhoods, 1)
             divides = self.count % self.neighbourhoods == 0
-            require(divides, "neighbourhoods", f"divide the number of households, {self.count}", self.neighbourhoods)
+            require(
+                divides,
+                "neighbourhoods",
+                f"divide the number of households, {self.count}",
+                self.neighbourhoods,
+            )
             require_integer("neighbourhood_period", self.neighbourhood_period, 1)
             grows = self.neighbourhood_period >= inner
-            require(grows, "neighbourhood_period", f"be at least {name}, {inner}", self.neighbourhood_period)
+            require(
+                grows,
+                "neighbourhood_period",
+                f"be at least {name}, {inner}",
+                self.neighbourhood_period,
+            )
             inner, name = self.neighbourhood_period, "neighbourhood_period"
         require_integer("world_period", self.world_period, 1)
-        require(self.world_period >= inner, "world_period", f"be at least {name}, {inner}", self.world_period)
+        require(
+            self.world_period >= inner,
+            "world_period",
+            f"be at least {name}, {inner}",
+            self.world_period,
+        )
 
     def init(self, worker: Worker) -> HouseholdsState:
         comm = worker.comm
-        require(comm.size % self.count == 0, "count", f"divide the number of workers, {comm.size}", self.count)
+        require(
+            comm.size % self.count == 0,
+            "count",
+            f"divide the number of workers, {comm.size}",
+            self.count,
+        )
         household = comm.split(comm.rank * self.count // comm.size)
         if self.neighbourhoods is None:
             return HouseholdsState(household, None)
@@ -91,7 +115,11 @@ class Households(Strategy[HouseholdsState]):
         steps, own = worker.steps, worker.flat.state
         if steps % self.world_period == 0:
             self._average(worker, state)
-        elif state.neighbourhood is not None and self.neighbourhood_period and steps % self.neighbourhood_period == 0:
+        elif (
+            state.neighbourhood is not None
+            and self.neighbourhood_period
+            and steps % self.neighbourhood_period == 0
+        ):
             state.neighbourhood.all_reduce(own, op="mean")
         elif self.household_period > 1 and steps % self.household_period == 0:
             state.household.all_reduce(own, op="mean")
@@ -106,7 +134,9 @@ class Households(Strategy[HouseholdsState]):
 
 
 def effective_batch(local_batch: float, workers: int, households: int, world_period: int) -> float:
-    """How many samples one worker's view of a step rests on: B_e = B_l·M·(H + L_W − 1) / (H·L_W)."""
+    """How many samples one worker's view of a step rests on: B_e = B_l·M·(H + L_W − 1) /
+    (H·L_W).
+    """
     return local_batch * workers * (households + world_period - 1) / (households * world_period)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flockstep.comm import broadcast_from_first
+from flockstep.strategies._ranking import ranked
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.ranking import ranked
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -20,8 +20,8 @@ class Independent(Strategy[None]):
 
         finish: x ← x_k, k = argmin_i loss_i
 
-    One batch's loss is mostly noise, so the losses compared are exponential means over the last ten steps or so; of
-    equal ones the lowest rank wins.
+    One batch's loss is mostly noise, so the losses compared are exponential means over the last ten
+    steps or so; of equal ones the lowest rank wins.
 
     Bytes: nothing while training; at the end two numbers a worker and one broadcast of the model.
 

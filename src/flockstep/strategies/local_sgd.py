@@ -9,9 +9,9 @@ from torch import Tensor
 
 from flockstep.codecs import Codec
 from flockstep.fields import require_choice, require_integer
-from flockstep.optimizer_state import average_state, reset_state
+from flockstep.optimizers import average_state, reset_state
+from flockstep.strategies._compressed import Averager, require_codec
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.compressed import Averager, require_codec
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -30,24 +30,25 @@ class LocalSGD(Strategy[LocalSGDState]):
 
         after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j          with a codec:  x ← x₀ + (1/w) Σ_j (x_j − x₀)
 
-    Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless they just were.
-    Statistics of batch normalisation are averaged with the parameters. A codec carries the change since the last
-    average, where all replicas were equal (x₀).
+    Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless
+    they just were. Statistics of batch normalisation are averaged with the parameters. A codec
+    carries the change since the last average, where all replicas were equal (x₀).
 
-    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's; with momentum="average" also
-    one of the optimizer's state.
+    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's; with
+    momentum="average" also one of the optimizer's state.
 
     Use: on a network too slow for an exchange at every step.
 
-    Fields:
-        period: optimizer steps between averages; None averages only at the end (one-shot averaging).
-        momentum: what happens to the optimizer's state at an average: "keep" the worker's own, "reset" it as if the
+    Fields: period: optimizer steps between averages; None averages only at the end (one-shot
+        averaging). momentum: what happens to the optimizer's state at an average: "keep" the
+        worker's own, "reset" it as if the
             optimizer were new, or "average" it over the workers too.
         codec: how changes are written on the wire; None: parameters as they are.
 
-    Papers: Stich, "Local SGD Converges Fast and Communicates Little", 2018; McMahan et al., 2017; Zinkevich et al.,
-    "Parallelized Stochastic Gradient Descent", 2010 (one-shot). They stop at plain SGD; Lin et al. 2018 keep local
-    momentum, Yu et al. 2019 analyse both averaging and resetting it.
+    Papers: Stich, "Local SGD Converges Fast and Communicates Little", 2018; McMahan et al., 2017;
+    Zinkevich et al., "Parallelized Stochastic Gradient Descent", 2010 (one-shot). They stop at
+    plain SGD; Lin et al. 2018 keep local momentum, Yu et al. 2019 analyse both averaging and
+    resetting it.
 
     Example:
         fs.run("digits-mlp", fs.LocalSGD(period=8), workers=4)

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.all_reduce import sum_at_first
-from flockstep.comm import broadcast_from_first
-from flockstep.fields import require, require_between, require_choice, require_integer
+from flockstep.comm import broadcast_from_first, sum_at_first
+from flockstep.fields import (
+    require,
+    require_between,
+    require_choice,
+    require_integer,
+)
+from flockstep.strategies._ranking import SCORES, last_score, ranked
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.ranking import SCORES, last_score, ranked
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -32,24 +36,23 @@ class NoSync(Strategy[NoSyncState]):
 
         x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k,   N the n workers with the best score on their last batch
 
-    pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0 equals
-    Independent, and sends nothing. finish: the centre of mass of all. Statistics of batch normalisation are pulled
-    with the parameters. How far apart the workers settle: `fs.settled_distance`.
+    pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0
+    equals Independent, and sends nothing. finish: the centre of mass of all. Statistics of batch
+    normalisation are pulled with the parameters. How far apart the workers settle:
+    `fs.settled_distance`.
 
-    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise two numbers a worker, and
-    n−1 + w−1 messages of parameters, buffers and a count in all: summed at the best of N, and broadcast from there. At
-    the end one all-reduce.
+    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise two
+    numbers a worker, and n−1 + w−1 messages of parameters, buffers and a count in all: summed at
+    the best of N, and broadcast from there. At the end one all-reduce.
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.
 
-    Fields:
-        pull: β, from 0 to 1.
-        best: n, how many workers make the centre; None: all.
-        period: optimizer steps between exchanges.
-        staleness: pull towards the centre of so many exchanges before, so that it can travel while workers compute.
-        score: what N is chosen by: "loss", or "accuracy" (the paper's choice), passed as
-            `worker.step(loss, accuracy=…)`; `fs.run` takes the task's metric on the batch, at the cost of another
-            forward pass.
+    Fields: pull: β, from 0 to 1. best: n, how many workers make the centre; None: all. period:
+        optimizer steps between exchanges. staleness: pull towards the centre of so many exchanges
+        before, so that it can travel while workers compute. score: what N is chosen by: "loss", or
+        "accuracy" (the paper's choice), passed as
+            `worker.step(loss, accuracy=…)`; `fs.run` takes the task's metric on the batch, at the
+            cost of another forward pass.
 
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
 
@@ -78,7 +81,12 @@ class NoSync(Strategy[NoSyncState]):
 
     def init(self, worker: Worker) -> NoSyncState:
         workers = worker.comm.size
-        require(self.best is None or self.best <= workers, "best", f"be at most the workers, {workers}", self.best)
+        require(
+            self.best is None or self.best <= workers,
+            "best",
+            f"be at most the workers, {workers}",
+            self.best,
+        )
         return NoSyncState(deque(maxlen=self.staleness + 1))
 
     def after_step(self, worker: Worker, state: NoSyncState) -> None:
@@ -99,7 +107,9 @@ class NoSync(Strategy[NoSyncState]):
             return comm.all_reduce(own.clone(), op="mean")
         best_first = ranked(comm, last_score(worker, self.score))
         wide = own.to(torch.promote_types(own.dtype, torch.float32))
-        total = torch.cat([wide, wide.new_ones(1)])  # and how many it is the sum of, since some may be lost
+        total = torch.cat(
+            [wide, wide.new_ones(1)]
+        )  # and how many it is the sum of, since some may be lost
         sum_at_first(comm, total, best_first[: self.best], without_lost=True)
         broadcast_from_first(comm, total, best_first)
         return total[:-1].div_(total[-1]).to(own.dtype)

@@ -25,14 +25,13 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
         steps 1 … s:                  g_i ← (1/w) Σ_j g_j
         after steps s+k, s+2k, …:     x_i ← (1/w) Σ_j x_j
 
-    Bytes: one all-reduce of the gradients a step until the switch; then one of parameters and buffers every `period`
-    steps; one at the end, unless the replicas were just averaged.
+    Bytes: one all-reduce of the gradients a step until the switch; then one of parameters and
+    buffers every `period` steps; one at the end, unless the replicas were just averaged.
 
     Use: where LocalSGD from the start costs accuracy.
 
-    Fields:
-        switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches` (float, 0 to 1).
-        period: k, optimizer steps between averages after the switch.
+    Fields: switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches`
+        (float, 0 to 1). period: k, optimizer steps between averages after the switch.
 
     Paper: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018.
 
@@ -49,7 +48,12 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
         if isinstance(self.switch_at, int):
             require_integer("switch_at", self.switch_at, 0)
         else:
-            require(0 <= self.switch_at <= 1, "switch_at", "be between 0 and 1, or a whole number", self.switch_at)
+            require(
+                0 <= self.switch_at <= 1,
+                "switch_at",
+                "be between 0 and 1, or a whole number",
+                self.switch_at,
+            )
         require_integer("period", self.period, 1)
 
     def init(self, worker: Worker) -> PostLocalSGDState:

@@ -11,9 +11,14 @@ from torch import Tensor
 
 from flockstep.comm import broadcast_from_first
 from flockstep.errors import InvalidField
-from flockstep.fields import require, require_choice, require_integer, require_number
+from flockstep.fields import (
+    require,
+    require_choice,
+    require_integer,
+    require_number,
+)
+from flockstep.strategies._ranking import last_score, ranked
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.ranking import last_score, ranked
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -29,35 +34,34 @@ class PSOPSState:
 
 @dataclass(frozen=True)
 class PSOPS(Strategy[PSOPSState]):
-    """Workers are particles: every `period`-th step moves them as a swarm, in place of the optimizer.
+    """Workers are particles: every `period`-th step moves them as a swarm, in place of the
+    optimizer.
 
         t mod period = 0:   v_i ← m·v_i + (1/λ)[c1·r1·(pBest_i − x_i) + c2·r2·(gBest − x_i)];   x_i ← x_i + v_i
         otherwise:          the optimizer's step
         m = m_max − t (m_max − m_min)/t_max,   λ the epoch 1 … E,   r1, r2 uniform in (0, 1)
 
-    gBest is the worker with the lowest loss on its current batch, pBest_i where worker i's own was lowest so far. All
-    start equal, with v = 0. finish: gBest. Statistics of batch normalisation stay each worker's own.
+    gBest is the worker with the lowest loss on its current batch, pBest_i where worker i's own was
+    lowest so far. All start equal, with v = 0. finish: gBest. Statistics of batch normalisation
+    stay each worker's own.
 
-    The equations with λ are a reconstruction from the paper's prose ("the random factor decays; local and global
-    search weaken"); `decay` says what 1/λ multiplies. Public re-implementations report that PSO loses to plain
-    averaging: always show LocalSGD at equal bytes beside it.
+    The equations with λ are a reconstruction from the paper's prose ("the random factor decays;
+    local and global search weaken"); `decay` says what 1/λ multiplies. Public re-implementations
+    report that PSO loses to plain averaging: always show LocalSGD at equal bytes beside it.
 
-    Bytes: two numbers a worker and one broadcast of the parameters every `period` steps; at the end the same with the
-    buffers.
+    Bytes: two numbers a worker and one broadcast of the parameters every `period` steps; at the end
+    the same with the buffers.
 
     Use: to study swarm optimisation; see the caveat above.
 
-    Fields:
-        period: steps from one step of the swarm to the next.
-        c1: attraction of a worker's own best.
-        c2: attraction of the swarm's best.
-        inertia_max: m at the beginning.
-        inertia_min: m at the end.
-        decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand side, or "none" of it.
-        random: whether r1 and r2 are one number each ("scalar") or one for each parameter ("vector").
+    Fields: period: steps from one step of the swarm to the next. c1: attraction of a worker's own
+        best. c2: attraction of the swarm's best. inertia_max: m at the beginning. inertia_min: m at
+        the end. decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand
+        side, or "none" of it. random: whether r1 and r2 are one number each ("scalar") or one for
+        each parameter ("vector").
 
-    Paper: Ye, Qi, Wang, Li, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for Distributed
-    Training of Deep Neural Networks", 2020.
+    Paper: Ye, Qi, Wang, Li, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
+    Distributed Training of Deep Neural Networks", 2020.
 
     Example:
         fs.run("digits-mlp", fs.PSOPS(), workers=4)
@@ -79,13 +83,17 @@ class PSOPS(Strategy[PSOPSState]):
             require_number(field, value)
             require(value >= 0, field, "be at least 0", value)
         falls = self.inertia_min <= self.inertia_max
-        require(falls, "inertia_min", f"be at most inertia_max, {self.inertia_max}", self.inertia_min)
+        require(
+            falls, "inertia_min", f"be at most inertia_max, {self.inertia_max}", self.inertia_min
+        )
         require_choice("decay", self.decay, ("attraction", "all", "none"))
         require_choice("random", self.random, ("scalar", "vector"))
 
     def init(self, worker: Worker) -> PSOPSState:
         draw = torch.Generator().manual_seed((worker.comm.seed << 20) + worker.comm.rank)
-        return PSOPSState(torch.zeros_like(worker.flat.parameters), worker.flat.parameters.clone(), draw)
+        return PSOPSState(
+            torch.zeros_like(worker.flat.parameters), worker.flat.parameters.clone(), draw
+        )
 
     def optimizer_step(self, worker: Worker, state: PSOPSState) -> None:
         # The loss is that of the parameters as they still are.
@@ -123,4 +131,6 @@ class PSOPS(Strategy[PSOPSState]):
         return torch.full_like(like, float(torch.rand((), generator=state.draw)))
 
     def finish(self, worker: Worker, state: PSOPSState) -> None:
-        broadcast_from_first(worker.comm, worker.flat.state, ranked(worker.comm, last_score(worker, "loss")))
+        broadcast_from_first(
+            worker.comm, worker.flat.state, ranked(worker.comm, last_score(worker, "loss"))
+        )

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.fields import require, require_between, require_integer, require_number
-from flockstep.optimizer_state import learning_rate
+from flockstep.fields import (
+    require,
+    require_between,
+    require_integer,
+    require_number,
+)
+from flockstep.optimizers import learning_rate
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -30,9 +35,9 @@ class SlowMo(Strategy[SlowMoState]):
 
         x̄ = (1/w) Σ_i x_i;   u ← βu + (x_0 − x̄)/γ;   x_0 ← x_0 − αγu;   x_i ← x_0
 
-    γ is the learning rate of the workers' optimizer (of its first group of parameters): the last one that was not 0, so
-    that schedules may end there. slow_lr=1 and slow_momentum=0 equal LocalSGD. The optimizer's own state is kept.
-    Statistics of batch normalisation are averaged.
+    γ is the learning rate of the workers' optimizer (of its first group of parameters): the last
+    one that was not 0, so that schedules may end there. slow_lr=1 and slow_momentum=0 equal
+    LocalSGD. The optimizer's own state is kept. Statistics of batch normalisation are averaged.
 
     Bytes: one all-reduce of parameters and buffers every `period` steps.
 
@@ -43,8 +48,8 @@ class SlowMo(Strategy[SlowMoState]):
         slow_lr: α.
         slow_momentum: β.
 
-    Paper: Wang, Tantia, Ballas, Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow
-    Momentum", 2019.
+    Paper: Wang, Tantia, Ballas, Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD
+    with Slow Momentum", 2019.
 
     Example:
         fs.run("digits-mlp", fs.SlowMo(period=8), workers=4)
@@ -74,8 +79,14 @@ class SlowMo(Strategy[SlowMoState]):
             self._exchange(worker, state)
 
     def _exchange(self, worker: Worker, state: SlowMoState) -> None:
-        mean, start, count = worker.comm.all_reduce(worker.flat.state, op="mean"), state.start, worker.flat.count
-        state.velocity.mul_(self.slow_momentum).add_(start[:count] - mean[:count], alpha=1 / state.rate)
+        mean, start, count = (
+            worker.comm.all_reduce(worker.flat.state, op="mean"),
+            state.start,
+            worker.flat.count,
+        )
+        state.velocity.mul_(self.slow_momentum).add_(
+            start[:count] - mean[:count], alpha=1 / state.rate
+        )
         start[:count].sub_(state.velocity, alpha=self.slow_lr * state.rate)
         start[count:] = mean[count:]
         worker.flat.state.copy_(start)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_integer
+from flockstep.strategies._server import Server
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.server import Server
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -34,18 +34,21 @@ class StaleSync(Strategy[StaleSyncState]):
         before step t+1:   wait until min_k clock_k ≥ t − s;   read x
         after it:          x ← x − η g(x_read);   clock_i ← t+1
 
-    staleness=0 is synchronous: all read the same x, which then gains the sum of their changes. That is SyncSGD with w
-    times the learning rate, since SyncSGD takes the mean. With another optimizer than plain SGD its change takes the
-    place of −ηg. Workers that are lost or have finished are not waited for. finish: the server's parameters.
+    staleness=0 is synchronous: all read the same x, which then gains the sum of their changes. That
+    is SyncSGD with w times the learning rate, since SyncSGD takes the mean. With another optimizer
+    than plain SGD its change takes the place of −ηg. Workers that are lost or have finished are not
+    waited for. finish: the server's parameters.
 
-    Bytes: one add and one read of the parameters a step, and one read at the end; 16w a step for the clocks.
+    Bytes: one add and one read of the parameters a step, and one read at the end; 16w a step for
+        the clocks.
 
     Use: where workers differ in speed for a while, but none is slow for good.
 
     Fields:
         staleness: s, at least 0.
 
-    Paper: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013.
+    Paper: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+        Server", 2013.
 
     Example:
         fs.run("digits-mlp", fs.StaleSync(staleness=3), workers=4)
@@ -89,5 +92,7 @@ class StaleSync(Strategy[StaleSyncState]):
         state.server.finish(worker)
 
     def _advance(self, state: StaleSyncState, steps: int) -> None:
-        with state.clocks.lock():  # adding nothing to the others' clocks must not undo what they add
+        with (
+            state.clocks.lock()
+        ):  # adding nothing to the others' clocks must not undo what they add
             state.clocks.add(state.tick, scale=steps)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from flockstep.all_reduce import Average, averager, require_algorithm
 from flockstep.codecs import Codec
+from flockstep.comm import Average, averager, require_algorithm
 from flockstep.fields import require
+from flockstep.strategies._compressed import Averager, require_codec
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.compressed import Averager, require_codec
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -26,17 +26,20 @@ class SyncSGD(Strategy[SyncSGDState]):
 
         g_i ← (1/w) Σ_k g_k
 
-    With w workers of batch b this is one worker of batch w·b. Statistics of batch normalisation are local while
-    training, as in DistributedDataParallel without SyncBatchNorm, and averaged at the end.
+    With w workers of batch b this is one worker of batch w·b. Statistics of batch normalisation are
+    local while training, as in DistributedDataParallel without SyncBatchNorm, and averaged at the
+    end.
 
-    Bytes: one all-reduce of the gradients a step, 2(w−1)n in all (hierarchical: 3(w−k) + 2(k−1) + (w−k)/G times n, with
-    k = w/G groups), or the codec's; for models with such statistics, one of them at the end.
+    Bytes: one all-reduce of the gradients a step, 2(w−1)n in all (hierarchical: 3(w−k) + 2(k−1) +
+    (w−k)/G times n, with k = w/G groups), or the codec's; for models with such statistics, one of
+    them at the end.
 
     Use: on a fast and even network; as the reference for all others.
 
-    Fields:
-        all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a ring; "ring", "tree",
-            "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in `flockstep/all_reduce.py`.
+    Fields: all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a
+        ring; "ring", "tree",
+            "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in
+            `flockstep/all_reduce.py`.
         codec: how gradients are written on the wire; None: as they are.
 
     Paper: Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
@@ -53,7 +56,9 @@ class SyncSGD(Strategy[SyncSGDState]):
         require_algorithm("all_reduce", self.all_reduce)
         require_codec(self.codec)
         is_plain = self.codec is None or self.all_reduce == "flat"
-        require(is_plain, "all_reduce", "be 'flat' with a codec, which has its own way", self.all_reduce)
+        require(
+            is_plain, "all_reduce", "be 'flat' with a codec, which has its own way", self.all_reduce
+        )
 
     def init(self, worker: Worker) -> SyncSGDState:
         if self.codec is not None:

@@ -1,4 +1,6 @@
-"""What torchrun and Ray have in common: workers on several hosts, and a coordinator that knows what they wait for."""
+"""What torchrun and Ray have in common: workers on several hosts, and a coordinator that knows
+what they wait for.
+"""
 
 from flockstep.backends.cluster.coordinator import Coordinator
 from flockstep.backends.cluster.service import Service

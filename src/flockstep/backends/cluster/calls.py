@@ -1,12 +1,14 @@
-"""Agreement on collective calls: who takes part, that all call the same, and that all came out of it.
+"""Agreement on collective calls: who takes part, that all call the same, and that all came out of
+it.
 
-Every member of a group numbers its calls. A call may go on when all members that are still there have come with the
-same number and have called the same. Where workers may be lost, they also say how the call went: it counts if it
-went well for all that are left, and is done again by these if not. So a collective ends in the same way for all.
+Every member of a group numbers its calls. A call may go on when all members that are still there
+have come with the same number and have called the same. Where workers may be lost, they also say
+how the call went: it counts if it went well for all that are left, and is done again by these if
+not. So a collective ends in the same way for all.
 
-A call that repeats the one before needs no agreement: whoever calls something else instead asks, and so differs. Those
-who repeat come here only if they wait for long ("late"), to hear of such a difference; they are let go already.
-"""
+A call that repeats the one before needs no agreement: whoever calls something else instead asks,
+and so differs. Those who repeat come here only if they wait for long ("late"), to hear of such a
+difference; they are let go already."""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Key = tuple[str, int]
 class Call:
     """One collective call of one group."""
 
-    arrived: dict[int, dict[str, Any]] = field(default_factory=dict)  # what each member said, by rank
+    arrived: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # what each member said, by rank
     mismatch: str | None = None
     went: tuple[int, ...] = ()  # who was let go
     reports: dict[int, bool] = field(default_factory=dict)  # how it went
@@ -32,7 +36,9 @@ class Call:
 class Calls:
     """All calls that are not over. `answer(rank, reply)` lets a member go on."""
 
-    def __init__(self, answer: Callable[[int, dict[str, Any]], None], workers: int, must_report: bool) -> None:
+    def __init__(
+        self, answer: Callable[[int, dict[str, Any]], None], workers: int, must_report: bool
+    ) -> None:
         self._answer = answer
         self._must_report = must_report
         self._calls: dict[Key, Call] = {}
@@ -57,13 +63,17 @@ class Calls:
         """A member that came late has moved its tensors."""
         call = self._calls.get((said["group"], said["seq"]), Call())
         if rank in call.arrived and (call.went or not call.arrived[rank]["late"]):
-            raise WireError(f"rank {rank} did not come late to call {said['seq']} of {said['group']!r}")
+            raise WireError(
+                f"rank {rank} did not come late to call {said['seq']} of {said['group']!r}"
+            )
         call.arrived.pop(rank, None)
         if not call.arrived:
             self._calls.pop((said["group"], said["seq"]), None)
 
     def are_all_at(self, group: str, seq: int, passed: Callable[[int, str], int]) -> bool:
-        """Whether all members that are left have come to a call, or have passed it without a word."""
+        """Whether all members that are left have come to a call, or have passed it without a
+        word.
+        """
         call = self._calls.get((group, seq), Call())
         members = (rank for rank in self.groups[group] if rank not in self._lost)
         return all(rank in call.arrived or passed(rank, group) >= seq for rank in members)
@@ -105,7 +115,8 @@ class Calls:
             return
         said = call.arrived[members[0]]
         replies: dict[int, dict[str, Any]] = {
-            rank: {"members": members, "data": [call.arrived[who]["data"] for who in members]} for rank in members
+            rank: {"members": members, "data": [call.arrived[who]["data"] for who in members]}
+            for rank in members
         }
         if said["call"] == "split":
             self._split(key, call, members, replies)
@@ -117,7 +128,9 @@ class Calls:
         for rank in replies.keys() - late:
             self._answer(rank, replies[rank])
 
-    def _split(self, key: Key, call: Call, members: tuple[int, ...], replies: dict[int, dict[str, Any]]) -> None:
+    def _split(
+        self, key: Key, call: Call, members: tuple[int, ...], replies: dict[int, dict[str, Any]]
+    ) -> None:
         for rank in members:
             color = call.arrived[rank]["data"]
             name = f"{key[0]}/{key[1]}.{color}"
@@ -139,7 +152,10 @@ class Calls:
             del self._calls[key]
             return
         for rank in survivors:
-            self._answer(rank, {"members": survivors, "data": [call.arrived[who]["data"] for who in survivors]})
+            self._answer(
+                rank,
+                {"members": survivors, "data": [call.arrived[who]["data"] for who in survivors]},
+            )
 
     def _root_is_lost(self, call: Call, members: tuple[int, ...]) -> bool:
         """Tell all members if what they wait for can come from nobody any more."""

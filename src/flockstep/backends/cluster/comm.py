@@ -1,9 +1,9 @@
 """`Comm` across hosts: agreement over the line to the coordinator, tensors over torch.distributed.
 
-The coordinator lets a collective begin when all members have called the same; only then do tensors move, so a mismatch
-is an error and never a hang. A call that repeats the one before moves its tensors at once: who calls something else
-instead will ask, and those who then wait for it say so, and hear.
-"""
+The coordinator lets a collective begin when all members have called the same; only then do tensors
+move, so a mismatch is an error and never a hang. A call that repeats the one before moves its
+tensors at once: who calls something else instead will ask, and those who then wait for it say so,
+and hear."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.cluster import groups
-from flockstep.backends.cluster.groups import SLICE, Finish, Groups, patiently
+from flockstep.backends.cluster.groups import (
+    SLICE,
+    Finish,
+    Groups,
+    patiently,
+)
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Comm, SharedTensor, signature
+from flockstep.comm import Comm, Meter, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
-from flockstep.meter import Meter
 
 # How long a broken connection may be known here before the coordinator says who is lost.
 NEWS_SECONDS = 10.0
@@ -50,7 +54,9 @@ class Station:
     meter: Meter = field(default_factory=Meter)
     began: float = 0.0
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
-    sent: dict[tuple[str, int], Any] = field(default_factory=dict)  # the last tensors sent, which may be on their way
+    sent: dict[tuple[str, int], Any] = field(
+        default_factory=dict
+    )  # the last tensors sent, which may be on their way
 
 
 class ClusterComm(Comm):
@@ -66,16 +72,20 @@ class ClusterComm(Comm):
         self.station = station
         self._seq = 0
         self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
-        self._silent: dict[str, Any] | None = None  # the call that moves its tensors without having asked
+        self._silent: dict[str, Any] | None = (
+            None  # the call that moves its tensors without having asked
+        )
 
     @property
     def members(self) -> tuple[int, ...]:
         if not self.station.continues:
             return tuple(range(self.size))
         self.station.line.catch_up()
-        return tuple(rank for rank, world in enumerate(self.ranks) if world not in self.station.line.lost)
+        return tuple(
+            rank for rank, world in enumerate(self.ranks) if world not in self.station.line.lost
+        )
 
-    # --- time, groups and shared tensors ----------------------------------------------------------------------
+    # --- time, groups and shared tensors ----------------------------------------------------------
 
     def now(self) -> float:
         return time.monotonic() - self.station.began
@@ -90,16 +100,23 @@ class ClusterComm(Comm):
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
-        text, key, known = f"shared({name!r}) at {home} of {signature(like)}", (self.name, name), self.station.shared
+        text, key, known = (
+            f"shared({name!r}) at {home} of {signature(like)}",
+            (self.name, name),
+            self.station.shared,
+        )
         while True:
             is_first = self._join("shared", text)["members"][0] == self.ranks[self.rank]
-            tensor = known.get(key) or self.station.make_shared(self, name, like.detach(), home, is_first)
-            # Nobody uses it before it has its first value. Who was to write that may be lost: then the next does.
+            tensor = known.get(key) or self.station.make_shared(
+                self, name, like.detach(), home, is_first
+            )
+            # Nobody uses it before it has its first value. Who was to write that may be lost: then
+            # the next does.
             if any(self._join("shared", text, data=int(is_first))["data"]):
                 known[key] = tensor
                 return tensor
 
-    # --- collectives ------------------------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
@@ -114,9 +131,19 @@ class ClusterComm(Comm):
             parts[:] = groups.all_gather(group, work, go["data"], finish)
 
         text = f"all_gather of {signature(tensor)}"
-        self._move(text, tensor, move, must=f"all_gather of {tensor.dtype}", data=tensor.numel(), in_place=False)
+        self._move(
+            text,
+            tensor,
+            move,
+            must=f"all_gather of {tensor.dtype}",
+            data=tensor.numel(),
+            in_place=False,
+        )
         rest = tensor.shape[1:]
-        return [part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *rest) for part in parts]
+        return [
+            part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *rest)
+            for part in parts
+        ]
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         source = self.ranks[root]
@@ -139,11 +166,22 @@ class ClusterComm(Comm):
         root: int | None = None,
         moves: bool = False,
     ) -> dict[str, Any]:
-        """Wait until all members have come to the same call; who they are, and what each of them brings."""
+        """Wait until all members have come to the same call; who they are, and what each of them
+        brings.
+        """
         self._seq += 1
         self._last = None
-        said = {"call": call, "signature": text, "must": must or text, "data": data, "root": root, "moves": moves}
-        return self.station.line.ask("join", call, group=self.name, seq=self._seq, late=False, **said)
+        said = {
+            "call": call,
+            "signature": text,
+            "must": must or text,
+            "data": data,
+            "root": root,
+            "moves": moves,
+        }
+        return self.station.line.ask(
+            "join", call, group=self.name, seq=self._seq, late=False, **said
+        )
 
     def _move(
         self,
@@ -156,7 +194,9 @@ class ClusterComm(Comm):
         root: int | None = None,
         in_place: bool = True,
     ) -> None:
-        """One collective: agree, move the tensors and, where workers may be lost, agree that all have moved."""
+        """One collective: agree, move the tensors and, where workers may be lost, agree that all
+        have moved.
+        """
         call = text.partition("(")[0].partition(" ")[0]
         if self._last is not None and self._last[0] == text:
             self._repeat(call, text, tensor, move, self._last[1])
@@ -164,10 +204,13 @@ class ClusterComm(Comm):
         go = self._join(call, text, must=must, data=data, root=root, moves=True)
         if not self.station.continues:
             self._attempt(tensor, move, go)
-            self._last = (text, go) if data is None else None  # who brings data may bring other data next time
+            self._last = (
+                (text, go) if data is None else None
+            )  # who brings data may bring other data next time
             return
         while go["members"]:
-            # On a copy: what a broken attempt has done, or still does in torch's threads, must not be seen.
+            # On a copy: what a broken attempt has done, or still does in torch's threads, must not
+            # be seen.
             work = tensor.clone()
             try:
                 self._attempt(work, move, go)
@@ -182,7 +225,14 @@ class ClusterComm(Comm):
         """The call before once more: there is nothing to agree about."""
         line = self.station.line
         self._seq += 1
-        said = {"call": call, "signature": text, "must": text, "data": None, "root": None, "moves": True}
+        said = {
+            "call": call,
+            "signature": text,
+            "must": text,
+            "data": None,
+            "root": None,
+            "moves": True,
+        }
         self._silent = {"group": self.name, "seq": self._seq, **said}
         self._attempt(tensor, move, go)
         if self._silent is None:
@@ -225,7 +275,7 @@ class ClusterComm(Comm):
                 self._silent = None
             self._check(members)
 
-    # --- two workers ------------------------------------------------------------------------------------------
+    # --- two workers ------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         world = self.ranks[peer]
@@ -276,7 +326,9 @@ class ClusterComm(Comm):
         (name, pair), world = self._pair(peer), self.ranks[peer]
         try:
             group = self._group(name, pair, tensor.device)
-            patiently(lambda: group.recv([tensor], pair.index(world), 0).wait(), lambda: self._check(pair))
+            patiently(
+                lambda: group.recv([tensor], pair.index(world), 0).wait(), lambda: self._check(pair)
+            )
         except Broken:
             raise self.station.line.lost[world] from None
         except RuntimeError as error:

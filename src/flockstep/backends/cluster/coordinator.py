@@ -1,10 +1,10 @@
-"""The one place that knows what every worker waits for. It runs in the launcher; tensors do not pass through it.
+"""The one place that knows what every worker waits for. It runs in the launcher; tensors do not
+pass through it.
 
-Every worker has a line to it and says on it what it is about to wait for: the others of a collective, a message, a
-lock. The coordinator answers when it may go on. Since it knows all that anybody waits for, a deadlock is a fact: no
-worker runs, and nothing that it could answer is left. Since it sees a line end when a process dies, it can let the
-others go on without it.
-"""
+Every worker has a line to it and says on it what it is about to wait for: the others of a
+collective, a message, a lock. The coordinator answers when it may go on. Since it knows all that
+anybody waits for, a deadlock is a fact: no worker runs, and nothing that it could answer is left.
+Since it sees a line end when a process dies, it can let the others go on without it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from flockstep.backends.cluster.wire import Connection, WireError
 from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
 
 STARTING, RUNNING, WAITING, HUNG_UP, ENDED, LOST = range(6)
-# Between a line's end and the loss of its worker: whoever started the worker may know how it ended, and why.
+# Between a line's end and the loss of its worker: whoever started the worker may know how it ended,
+# and why.
 GRACE_SECONDS = 1.0
-# Who watches a shared tensor has looked in vain this often since anybody else did anything: it would see no change.
+# Who watches a shared tensor has looked in vain this often since anybody else did anything: it
+# would see no change.
 VAIN_LOOKS = 2
 
 
@@ -39,8 +41,12 @@ class Seat:
     steps: int = 0
     waits_in: str = ""
     late_for: tuple[str, int] | None = None  # the call in which it waits without having asked
-    passed: dict[str, int] = field(default_factory=dict)  # by group, the last call that it went through without asking
-    looks: int | None = None  # if it watches a shared tensor, how often it has looked since anything else happened
+    passed: dict[str, int] = field(
+        default_factory=dict
+    )  # by group, the last call that it went through without asking
+    looks: int | None = (
+        None  # if it watches a shared tensor, how often it has looked since anything else happened
+    )
     is_gone: bool = False  # its process has ended; its line, with what it said last, ends soon
     gone_at: float = 0.0  # since when the line or the process has ended
 
@@ -59,7 +65,7 @@ class Coordinator:
         self._began: float | None = None
         self._guard = threading.RLock()
 
-    # --- for the launcher -------------------------------------------------------------------------------------
+    # --- for the launcher -------------------------------------------------------------------------
 
     @property
     def steps(self) -> list[int]:
@@ -85,14 +91,18 @@ class Coordinator:
                 self._say(seat, {"stop": True})
 
     def declare_gone(self, rank: int) -> None:
-        """The process of `rank` has ended without a result; what it said last may still be on its line."""
+        """The process of `rank` has ended without a result; what it said last may still be on
+        its line.
+        """
         with self._guard:
             seat = self._seats[rank]
             seat.is_gone, seat.gone_at = True, time.monotonic()
             if seat.connection is None:
                 self.declare_lost(rank)
 
-    def declare_lost(self, rank: int, exit_code: int | None = None, step: int | None = None) -> None:
+    def declare_lost(
+        self, rank: int, exit_code: int | None = None, step: int | None = None
+    ) -> None:
         """The process of `rank` has ended without a result."""
         with self._guard:
             seat = self._seats[rank]
@@ -122,7 +132,7 @@ class Coordinator:
                 if has_ended and time.monotonic() - seat.gone_at > GRACE_SECONDS:
                     self.declare_lost(rank)
 
-    # --- for the workers --------------------------------------------------------------------------------------
+    # --- for the workers --------------------------------------------------------------------------
 
     def serve(self, connection: Connection, rank: int) -> None:
         """Serve one worker's line until it ends."""
@@ -196,9 +206,13 @@ class Coordinator:
             self._dismiss()
 
     def _require_sense(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
-        """Raise a `WireError` for what this worker cannot say now, or not about this group or peer."""
+        """Raise a `WireError` for what this worker cannot say now, or not about this group or
+        peer.
+        """
         answer_is_due = seat.state == ENDED or (seat.state == WAITING and "waits_in" in said)
-        if answer_is_due and self.failure is None:  # who was told to stop may ask for more while it unwinds
+        if (
+            answer_is_due and self.failure is None
+        ):  # who was told to stop may ask for more while it unwinds
             raise WireError(f"rank {rank} goes on without an answer")
         group = self._calls.groups.get(said.get("group", "world"), ())
         if rank not in group:
@@ -207,7 +221,9 @@ class Coordinator:
             raise WireError(f"rank {rank} has no peer {said['peer']} in group {said['group']!r}")
 
     def _dismiss(self) -> None:
-        """Let all go when all programs have ended: before, somebody might still want what another has sent."""
+        """Let all go when all programs have ended: before, somebody might still want what
+        another has sent.
+        """
         if self.is_over:
             for rank in range(len(self._seats)):
                 self._answer(rank, {})
@@ -230,7 +246,9 @@ class Coordinator:
     def _lock(self, rank: int, said: dict[str, Any]) -> Lock:
         name = said["lock"]
         if name not in self._locks:
-            lock = self._locks[name] = Lock(self._calls.groups[said["group"]], lambda rank: self._answer(rank, {}))
+            lock = self._locks[name] = Lock(
+                self._calls.groups[said["group"]], lambda rank: self._answer(rank, {})
+            )
             for lost in self.lost.keys() & set(lock.members):
                 lock.lose(lost)
         if rank not in self._locks[name].members:
@@ -248,7 +266,10 @@ class Coordinator:
     def _look_for_deadlock(self) -> None:
         states = [seat.state for seat in self._seats]
         waiting = [seat for seat in self._seats if seat.state == WAITING]
-        if any(seat.late_for and self._calls.are_all_at(*seat.late_for, self._passed) for seat in waiting):
+        if any(
+            seat.late_for and self._calls.are_all_at(*seat.late_for, self._passed)
+            for seat in waiting
+        ):
             return  # their tensors are on the way
         if any(seat.looks is not None and seat.looks < VAIN_LOOKS for seat in waiting):
             return  # it may be about to see what it waits for

@@ -1,4 +1,6 @@
-"""How launchers of several hosts end a run together: what they bring to rank 0, and what they hear from it."""
+"""How launchers of several hosts end a run together: what they bring to rank 0, and what they
+hear from it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,19 @@ from torch import Tensor
 
 from flockstep.backends.cluster.coordinator import Coordinator
 from flockstep.backends.cluster.messages import FROM_LAUNCHERS, require_form
-from flockstep.backends.cluster.values import decode, decode_error, encode, encode_error
-from flockstep.backends.cluster.wire import TENSOR, Connection, Header, WireError, raw
+from flockstep.backends.cluster.values import (
+    decode,
+    decode_error,
+    encode,
+    encode_error,
+)
+from flockstep.backends.cluster.wire import (
+    TENSOR,
+    Connection,
+    Header,
+    WireError,
+    raw,
+)
 from flockstep.errors import FlockstepError, WorkerLost
 
 
@@ -38,7 +51,9 @@ class Gathering:
                 match said["do"]:
                     case "result":
                         tensors = [_tensor(connection) for _ in range(said["tensors"])]
-                        decode(said["tree"], tensors)  # what is no value is refused here, while its sender is known
+                        decode(
+                            said["tree"], tensors
+                        )  # what is no value is refused here, while its sender is known
                         self._results[rank] = (said["tree"], tensors)
                     case "lost":
                         self._coordinator.declare_lost(rank, said["exit_code"], said["step"])
@@ -78,7 +93,9 @@ class Gathering:
         return not self._lines
 
     def results(self, own: Any) -> dict[int, Any]:
-        """What the workers returned, by rank; modules and dataclasses are made like those in `own`."""
+        """What the workers returned, by rank; modules and dataclasses are made like those in
+        `own`.
+        """
         return {rank: decode(tree, tensors, own) for rank, (tree, tensors) in self._results.items()}
 
 
@@ -104,11 +121,17 @@ class Messenger:
         try:
             tree = encode(value, tensors)
         except FlockstepError as error:
-            raise FlockstepError(f"rank {self._rank} cannot send what its program returned: {error}") from error
+            raise FlockstepError(
+                f"rank {self._rank} cannot send what its program returned: {error}"
+            ) from error
         self._connection.say({"do": "result", "tree": tree, "tensors": len(tensors)})
         for tensor in tensors:
             header = Header(
-                TENSOR, self._connection.run, dtype=tensor.dtype, shape=tuple(tensor.shape), length=tensor.nbytes
+                TENSOR,
+                self._connection.run,
+                dtype=tensor.dtype,
+                shape=tuple(tensor.shape),
+                length=tensor.nbytes,
             )
             self._connection.send(header, raw(tensor))
 
@@ -119,7 +142,9 @@ class Messenger:
         self._connection.say({"do": "raised", "error": encode_error(error)})
 
     def look(self, seconds: float) -> FlockstepError | None:
-        """Listen for at most that long. The error, if the run has failed; `is_over` says that it has ended."""
+        """Listen for at most that long. The error, if the run has failed; `is_over` says that it
+        has ended.
+        """
         if self.is_over or not select.select([self._connection.socket], [], [], seconds)[0]:
             return None
         try:
@@ -136,7 +161,9 @@ class Messenger:
                 self.lost = [error for error in errors if isinstance(error, WorkerLost)]
                 self.is_over = True
                 return None
-        raise WireError(f"rank 0 told rank {self._rank} neither that the run is over nor why it has failed")
+        raise WireError(
+            f"rank 0 told rank {self._rank} neither that the run is over nor why it has failed"
+        )
 
     def close(self) -> None:
         self._connection.close()

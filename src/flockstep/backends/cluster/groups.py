@@ -1,7 +1,7 @@
 """Process groups of torch.distributed: each made once, when it is first needed, and kept.
 
-They are made directly, not through `init_process_group`, so that a program may use torch.distributed for itself.
-"""
+They are made directly, not through `init_process_group`, so that a program may use
+torch.distributed for itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from flockstep.reduction import reduce_in_rank_order
+from flockstep.comm import reduce_in_rank_order
 
 # A wait that is cut into slices can be given up: within a slice nothing else is heard.
 SLICE = timedelta(milliseconds=100)
@@ -27,7 +27,9 @@ Key = tuple[str, tuple[int, ...], str]
 class Groups:
     """The groups of one worker. `host` is the address of this host at which gloo listens."""
 
-    def __init__(self, store: tuple[str, int], run: str, host: str, rank: int, seconds: float) -> None:
+    def __init__(
+        self, store: tuple[str, int], run: str, host: str, rank: int, seconds: float
+    ) -> None:
         self._address = store
         self._run = run
         self._host = host
@@ -41,17 +43,22 @@ class Groups:
         return (name, members, device.type) in self._groups
 
     def of(self, name: str, members: tuple[int, ...], device: torch.device) -> Any:
-        """The group of these members: on gloo for tensors of the CPU, on NCCL for those of a GPU."""
+        """The group of these members: on gloo for tensors of the CPU, on NCCL for those of a
+        GPU.
+        """
         key = (name, members, device.type)
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:  # a message that is sent and one that is received may both be the first between two workers
             if key not in self._groups:
-                # A connection of its own: one that was given up while it waited would keep all others waiting.
+                # A connection of its own: one that was given up while it waited would keep all
+                # others waiting.
                 store = TCPStore(*self._address, is_master=False, timeout=self._timeout)
                 prefix = f"{self._run} {name} {' '.join(map(str, members))} {device.type}"
                 make = self._gloo if device.type == "cpu" else self._nccl
-                self._groups[key] = make(PrefixStore(prefix, store), members.index(self._rank), len(members))
+                self._groups[key] = make(
+                    PrefixStore(prefix, store), members.index(self._rank), len(members)
+                )
         return self._groups[key]
 
     def _gloo(self, store: Store, rank: int, size: int) -> Any:
@@ -69,7 +76,9 @@ class Groups:
 
 
 def patiently(wait: Callable[[], Any], check: Callable[[], None]) -> Any:
-    """Do in a thread what torch does in one piece, so that `check`, called now and then, can end the wait."""
+    """Do in a thread what torch does in one piece, so that `check`, called now and then, can end
+    the wait.
+    """
     outcome: list[Any] = []
 
     def do() -> None:
@@ -95,10 +104,11 @@ Finish = Callable[[Any], None]
 
 
 def all_reduce(group: Any, tensor: Tensor, op: str, finish: Finish) -> None:
-    """Reduce in place, in rank order: every member reduces its slice of all tensors and gives it to all others.
+    """Reduce in place, in rank order: every member reduces its slice of all tensors and gives it to
+    all others.
 
-    The bytes are those of a ring all-reduce, and the result is the same to the bit on every backend.
-    """
+    The bytes are those of a ring all-reduce, and the result is the same to the bit on every
+    backend."""
     size, elements = group.size(), tensor.numel()
     share = -(-elements // size)
     if tensor.is_contiguous() and share * size == elements:
@@ -117,7 +127,9 @@ def all_reduce(group: Any, tensor: Tensor, op: str, finish: Finish) -> None:
 
 
 def all_gather(group: Any, tensor: Tensor, lengths: list[int], finish: Finish) -> list[Tensor]:
-    """All members' tensors, flat; `lengths` are their numbers of elements. A group of one is None."""
+    """All members' tensors, flat; `lengths` are their numbers of elements. A group of one is
+    None.
+    """
     share = max(lengths)
     own = tensor.contiguous().view(-1)
     if own.numel() < share:

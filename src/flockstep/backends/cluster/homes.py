@@ -1,4 +1,6 @@
-"""Where the parts of shared tensors live: tensors by name, changed on behalf of whoever is connected."""
+"""Where the parts of shared tensors live: tensors by name, changed on behalf of whoever is
+connected.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from flockstep.backends.cluster.wire import (
 
 @dataclass
 class Part:
-    """A part of a shared tensor. The lock keeps one change from tearing another: no update is ever lost here."""
+    """A part of a shared tensor. The lock keeps one change from tearing another: no update is
+    ever lost here.
+    """
 
     value: Tensor
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -40,7 +44,9 @@ class Homes:
         self._adding = threading.Lock()
 
     def serve(self, connection: Connection) -> None:
-        """Answer one worker's requests, in its order, until it goes. An answer means that the change has landed."""
+        """Answer one worker's requests, in its order, until it goes. An answer means that the
+        change has landed.
+        """
         connection.be_patient()  # a worker that asks many homes takes their answers one after the other
         scratch = torch.empty(0, dtype=torch.uint8)
         while (header := connection.header()) is not None:
@@ -60,8 +66,12 @@ class Homes:
             try:
                 with part.lock:
                     answer = CHANGES[header.kind](part.value, given, header.number)
-            except RuntimeError as error:  # torch cannot do that to this dtype, or not with this number
-                raise WireError(f"shared tensor {header.name!r} of {header.dtype}: {error}") from None
+            except (
+                RuntimeError
+            ) as error:  # torch cannot do that to this dtype, or not with this number
+                raise WireError(
+                    f"shared tensor {header.name!r} of {header.dtype}: {error}"
+                ) from None
             if answer is None:
                 connection.send(Header(DONE, connection.run))
             else:
@@ -106,4 +116,8 @@ def _blend(value: Tensor, given: Tensor, weight: float) -> Tensor:
     return before
 
 
-CHANGES: dict[int, Callable[[Tensor, Tensor, float], Tensor | None]] = {WRITE: _write, ADD: _add, BLEND: _blend}
+CHANGES: dict[int, Callable[[Tensor, Tensor, float], Tensor | None]] = {
+    WRITE: _write,
+    ADD: _add,
+    BLEND: _blend,
+}

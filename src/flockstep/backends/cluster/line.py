@@ -20,7 +20,9 @@ class Line:
     def __init__(self, connection: Connection, rank: int) -> None:
         self.rank = rank
         self.lost: dict[int, WorkerLost] = {}
-        self.passed: dict[str, int] = {}  # by group, the last call that this worker went through without asking
+        self.passed: dict[
+            str, int
+        ] = {}  # by group, the last call that this worker went through without asking
         self._connection = connection
         self._answers: list[dict[str, Any]] = []
 
@@ -40,7 +42,12 @@ class Line:
 
     def tell_waiting(self, do: str, waits_in: str, **said: Any) -> None:
         """Say what this worker waits in."""
-        self.tell(do, waits_in=f"{waits_in} at {source_line(sys._getframe(1))}", passed=self.passed, **said)
+        self.tell(
+            do,
+            waits_in=f"{waits_in} at {source_line(sys._getframe(1))}",
+            passed=self.passed,
+            **said,
+        )
 
     def _take_answer(self) -> dict[str, Any]:
         answer = self._answers.pop()
@@ -61,7 +68,9 @@ class Line:
         self.catch_up()
 
     def await_loss(self, ranks: tuple[int, ...], seconds: float) -> WorkerLost | None:
-        """The loss of one of `ranks`, waiting for that news if need be; None if it does not come."""
+        """The loss of one of `ranks`, waiting for that news if need be; None if it does not
+        come.
+        """
         deadline = time.monotonic() + seconds
         while not (gone := self.lost.keys() & set(ranks)):
             left = deadline - time.monotonic()

@@ -1,4 +1,6 @@
-"""Locks of shared tensors, and whose turn it is. Those who are lost hold nothing and are passed over."""
+"""Locks of shared tensors, and whose turn it is. Those who are lost hold nothing and are passed
+over.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The launchers of one run, a process for each rank: they find each other, start their workers and end together.
+"""The launchers of one run, a process for each rank: they find each other, start their workers and
+end together.
 
-A launcher's worker runs in a process of its own. So a worker that dies takes nothing with it: its launcher says how it
-ended, goes on serving its part of the shared tensors, and hears how the run ends. Rank 0's launcher coordinates.
-"""
+A launcher's worker runs in a process of its own. So a worker that dies takes nothing with it: its
+launcher says how it ended, goes on serving its part of the shared tensors, and hears how the run
+ends. Rank 0's launcher coordinates."""
 
 from __future__ import annotations
 
@@ -48,11 +49,13 @@ class RunFailed(BaseException):
 class Meeting:
     """One run, as the launcher of one rank sees it.
 
-    `store` is where the launchers find each other, `host` the one address of this host to listen on. `secret` is what
-    all ranks were given to know each other by; None: rank 0 makes one up and leaves it in the store.
-    """
+    `store` is where the launchers find each other, `host` the one address of this host to listen
+    on. `secret` is what all ranks were given to know each other by; None: rank 0 makes one up and
+    leaves it in the store."""
 
-    def __init__(self, store: Store, host: str, rank: int, size: int, secret: str | None, on_failure: str) -> None:
+    def __init__(
+        self, store: Store, host: str, rank: int, size: int, secret: str | None, on_failure: str
+    ) -> None:
         self._store = store
         self._host = host
         self._rank = rank
@@ -63,7 +66,9 @@ class Meeting:
         self._terminated_at: float | None = None
         self._stack = ExitStack()
         self._coordinator = Coordinator(size, on_failure) if rank == 0 else None
-        self._gathering = Gathering(self._coordinator, size) if self._coordinator is not None else None
+        self._gathering = (
+            Gathering(self._coordinator, size) if self._coordinator is not None else None
+        )
 
     def __enter__(self) -> Meeting:
         with ExitStack() as stack:
@@ -91,7 +96,9 @@ class Meeting:
             host=self._host,
         )
 
-    def launch(self, local: LocalProcesses, body: Program, seed: int, watch: Watcher | None) -> list[Any]:
+    def launch(
+        self, local: LocalProcesses, body: Program, seed: int, watch: Watcher | None
+    ) -> list[Any]:
         """Run this rank's worker, say how it ended, and wait until all have ended."""
 
         def look(_: Any = None, seconds: float = 0.0) -> None:
@@ -105,7 +112,7 @@ class Meeting:
             try:
                 (own,) = local.run(body, 1, seed=seed, first_rank=self._rank, watch=look)
                 self._messenger.bring(own)
-            except Exception as error:  # noqa: BLE001  whatever it is: all ranks must hear of it
+            except Exception as error:
                 if isinstance(error, WorkerLost) and error.rank == self._rank:
                     self._messenger.tell_lost(error)
                 else:
@@ -135,11 +142,16 @@ class Meeting:
             error = FlockstepError(f"what started the launcher of rank {self._rank} is gone")
         if error is not None:
             raise RunFailed(error)
-        if self._terminated_at is not None and time.monotonic() > self._terminated_at + LEAVE_SECONDS:
+        if (
+            self._terminated_at is not None
+            and time.monotonic() > self._terminated_at + LEAVE_SECONDS
+        ):
             raise SystemExit(128 + signal.SIGTERM)
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
-        """torchrun ends all processes of a host when one has failed: wait a moment to hear what it was."""
+        """torchrun ends all processes of a host when one has failed: wait a moment to hear what
+        it was.
+        """
         self._terminated_at = time.monotonic()
 
     def _meet(self, stack: ExitStack) -> Directory:
@@ -163,7 +175,8 @@ class Meeting:
         line = connect(self._address(0), run, token, "guardian", self._rank, GATHER_SECONDS)
         self._messenger = Messenger(line, self._rank)
         stack.callback(self._leave)
-        # Only now do the others count on this rank: if it goes, rank 0 hears that its line has ended.
+        # Only now do the others count on this rank: if it goes, rank 0 hears that its line has
+        # ended.
         self._store.set(f"address {self._rank}", " ".join(map(str, service.address)))
         return Directory(tuple(self._address(rank) for rank in range(self._size)), run, token)
 
@@ -175,7 +188,9 @@ class Meeting:
         try:
             return self._store.get(key).decode()
         except RuntimeError as error:  # torch raises kinds of its own, all of them RuntimeErrors
-            raise WorkerLost(f"rank {rank} did not come within {GATHER_SECONDS:g} s: {error}", rank) from error
+            raise WorkerLost(
+                f"rank {rank} did not come within {GATHER_SECONDS:g} s: {error}", rank
+            ) from error
 
     def _leave(self) -> None:
         """Rank 0 goes last, so that all hear how the run ended."""
@@ -190,14 +205,20 @@ class Meeting:
             time.sleep(LOOK_SECONDS / 10)
 
 
-def be_worker(comm: Comm, ticket: Ticket, directory: Directory, threads: int, program: Program) -> Any:
-    """In the worker's process. Of the comm of this process and its launcher only the count of steps is used."""
+def be_worker(
+    comm: Comm, ticket: Ticket, directory: Directory, threads: int, program: Program
+) -> Any:
+    """In the worker's process. Of the comm of this process and its launcher only the count of
+    steps is used.
+    """
     torch.set_num_threads(threads)
 
     def make_shared(line: Line) -> Any:
         peers = Peers(directory, ticket.rank, line)
 
-        def make(comm: ClusterComm, name: str, like: torch.Tensor, home: int | None, is_first: bool) -> ShardedTensor:
+        def make(
+            comm: ClusterComm, name: str, like: torch.Tensor, home: int | None, is_first: bool
+        ) -> ShardedTensor:
             return ShardedTensor(comm, peers, name, like, home, is_first)
 
         return make

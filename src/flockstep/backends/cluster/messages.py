@@ -1,4 +1,6 @@
-"""What workers and launchers may say to the coordinator, field by field: checked once, when it arrives."""
+"""What workers and launchers may say to the coordinator, field by field: checked once, when it
+arrives.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ def is_count(value: Any) -> bool:
 
 def is_letter(value: Any) -> bool:
     """What `send` says of its tensor: its dtype's place in the list, and its number of elements."""
-    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value)) and value[0] < len(DTYPES)
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(map(is_count, value))
+        and value[0] < len(DTYPES)
+    )
 
 
 def is_exit_code(value: Any) -> bool:
@@ -91,7 +98,10 @@ FROM_WORKERS: Mapping[str, Form] = {
 }
 
 FROM_LAUNCHERS: Mapping[str, Form] = {
-    "result": {"tree": is_anything, "tensors": is_count},  # `values.decode` knows what a tree may be
+    "result": {
+        "tree": is_anything,
+        "tensors": is_count,
+    },  # `values.decode` knows what a tree may be
     "lost": {"exit_code": or_none(is_exit_code), "step": or_none(is_count)},
     "raised": {"error": is_object},  # and `values.decode_error` what an error is
 }
@@ -102,7 +112,9 @@ def require_form(said: Mapping[str, Any], forms: Mapping[str, Form]) -> None:
     do = said.get("do")
     if not isinstance(do, str) or do not in forms:
         raise WireError(f"nobody can do {reprlib.repr(do)} here")
-    require_fields(f"a message to {do!r}", {name: said[name] for name in said if name != "do"}, forms[do])
+    require_fields(
+        f"a message to {do!r}", {name: said[name] for name in said if name != "do"}, forms[do]
+    )
 
 
 def require_fields(what: str, said: Mapping[str, Any], form: Form) -> None:

@@ -1,4 +1,6 @@
-"""Messages between two workers. A tensor travels directly; a letter, sent through here, says that and what it is."""
+"""Messages between two workers. A tensor travels directly; a letter, sent through here, says
+that and what it is.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ Way = tuple[str, int, int]  # group, sender, recipient
 class Post:
     """Letters under way: at most one each way, so that a fast sender waits for a slow recipient.
 
-    `answer(rank, reply)` lets a worker go on: a sender when its letter is under way, a recipient when it has one.
-    """
+    `answer(rank, reply)` lets a worker go on: a sender when its letter is under way, a recipient
+    when it has one."""
 
     def __init__(self, answer: Callable[[int, dict[str, Any]], None]) -> None:
         self._answer = answer
@@ -35,7 +37,9 @@ class Post:
         """The tensor has arrived: the next may come."""
         way = (group, sender, recipient)
         if self._under_way.get(way, "nothing") is not None:
-            raise WireError(f"rank {recipient} was handed nothing of rank {sender} that it could have taken")
+            raise WireError(
+                f"rank {recipient} was handed nothing of rank {sender} that it could have taken"
+            )
         del self._under_way[way]
         self._move(way)
 

@@ -1,4 +1,6 @@
-"""The listening end: lets in who knows the run and its token, and gives each connection a thread of its own."""
+"""The listening end: lets in who knows the run and its token, and gives each connection a thread
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from flockstep.backends.cluster.wire import (
 from flockstep.fields import require
 
 HELLO_SECONDS = 5.0
-MOST_STRANGERS = 64  # connections that have not said hello yet; more of them wait in the system's queue
+MOST_STRANGERS = (
+    64  # connections that have not said hello yet; more of them wait in the system's queue
+)
 RETRY_SECONDS = 0.1  # where the system has no descriptor for one more connection
 
 log = logging.getLogger("flockstep")
@@ -33,11 +37,16 @@ Serve = Callable[[Connection, int], None]
 class Service:
     """Listens on one address, never on all, and hands each connection to what serves its role.
 
-    `roles` maps a role to a function that takes (connection, rank) and returns when the connection has ended.
-    """
+    `roles` maps a role to a function that takes (connection, rank) and returns when the connection
+    has ended."""
 
     def __init__(self, host: str, run: bytes, token: bytes, roles: Mapping[str, Serve]) -> None:
-        require(not ip_address(host).is_unspecified, "host", "be one address of this host, not all of them", host)
+        require(
+            not ip_address(host).is_unspecified,
+            "host",
+            "be one address of this host, not all of them",
+            host,
+        )
         self._run = run
         self._token = token
         self._roles = roles
@@ -82,7 +91,9 @@ class Service:
                 continue
             connection = Connection(plain, self._run)
             where = f"{peer[0]}:{peer[1]}"
-            thread = threading.Thread(target=self._attend, args=(connection, where), name="flockstep peer", daemon=True)
+            thread = threading.Thread(
+                target=self._attend, args=(connection, where), name="flockstep peer", daemon=True
+            )
             with self._guard:
                 if self._closing:
                     connection.close()
@@ -122,7 +133,9 @@ class Service:
             raise WireError(f"it did not say hello within {HELLO_SECONDS:g} s") from None
         if not hmac.compare_digest(token, self._token):
             raise WireError("wrong token")
-        if header.name not in self._roles or not (header.number.is_integer() and 0 <= header.number < 1 << 31):
+        if header.name not in self._roles or not (
+            header.number.is_integer() and 0 <= header.number < 1 << 31
+        ):
             raise WireError(f"unknown role {header.name!r} of rank {header.number}")
         connection.deadline = None
         connection.socket.settimeout(None)

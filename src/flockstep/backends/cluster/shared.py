@@ -39,7 +39,9 @@ LOOK_SECONDS = 0.1
 
 
 class LockedByLine(SharedTensor):
-    """A shared tensor whose lock and turns the coordinator keeps. Where the value lives is up to the child."""
+    """A shared tensor whose lock and turns the coordinator keeps. Where the value lives is up to
+    the child.
+    """
 
     def __init__(self, comm: ClusterComm, name: str, like: Tensor) -> None:
         self.name = name
@@ -62,7 +64,9 @@ class LockedByLine(SharedTensor):
         self._line.tell("retire", **self._lock_of)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
-        """Look again and again, at most fifty times a second; the coordinator hears of some of these looks."""
+        """Look again and again, at most fifty times a second; the coordinator hears of some of
+        these looks.
+        """
         self._read(out)
         if holds(out):
             return
@@ -104,8 +108,14 @@ class Peers:
 
     def at(self, home: int) -> Connection:
         if home not in self._connections:
-            where, run, token = self._directory.addresses[home], self._directory.run, self._directory.token
-            self._connections[home] = connect(where, run, token, "tensors", self._rank, CONNECT_SECONDS)
+            where, run, token = (
+                self._directory.addresses[home],
+                self._directory.run,
+                self._directory.token,
+            )
+            self._connections[home] = connect(
+                where, run, token, "tensors", self._rank, CONNECT_SECONDS
+            )
         return self._connections[home]
 
     def after(self, home: int) -> int:
@@ -136,13 +146,18 @@ class _Part:
 class ShardedTensor(LockedByLine):
     """A shared tensor whose parts live at the launchers of the ranks.
 
-    An operation asks all homes at once and returns when all have answered, so its changes have landed. Under
-    `on_failure="continue"` every worker keeps the value that it last saw: when a home is gone with its host, the
-    first to notice makes the part anew from it, at the next home.
-    """
+    An operation asks all homes at once and returns when all have answered, so its changes have
+    landed. Under `on_failure="continue"` every worker keeps the value that it last saw: when a home
+    is gone with its host, the first to notice makes the part anew from it, at the next home."""
 
     def __init__(
-        self, comm: ClusterComm, peers: Peers, name: str, like: Tensor, home: int | None, is_first: bool
+        self,
+        comm: ClusterComm,
+        peers: Peers,
+        name: str,
+        like: Tensor,
+        home: int | None,
+        is_first: bool,
     ) -> None:
         super().__init__(comm, name, like)
         self._peers = peers
@@ -185,10 +200,18 @@ class ShardedTensor(LockedByLine):
         self._all(BLEND, tensor, number=weight, answers=before)
         return before.view(tensor.shape).to(tensor.device)
 
-    def _all(self, kind: int, tensor: Tensor | None, *, number: float = 0.0, answers: Tensor | None = None) -> None:
+    def _all(
+        self,
+        kind: int,
+        tensor: Tensor | None,
+        *,
+        number: float = 0.0,
+        answers: Tensor | None = None,
+    ) -> None:
         """Ask the homes of all parts, then take all their answers."""
         given = None if tensor is None else tensor.cpu().contiguous().view(-1)
-        # Where a home has several parts, one after the other: its answer may wait for us as our request waits for it.
+        # Where a home has several parts, one after the other: its answer may wait for us as our
+        # request waits for it.
         waves: dict[int, list[_Part]] = {}
         seen: Counter[int] = Counter()
         for part in self._parts:
@@ -197,14 +220,30 @@ class ShardedTensor(LockedByLine):
         for parts in waves.values():
             self._wave(parts, kind, given, number, answers)
 
-    def _wave(self, parts: list[_Part], kind: int, given: Tensor | None, number: float, answers: Tensor | None) -> None:
-        asked = [part for part in parts if self._try(part, lambda part: self._ask(part, kind, given, number))]
-        # All answers are taken before a part moves: at its new home it must not be given another part's.
-        answered = [part for part in asked if self._try(part, lambda part: self._take(part, answers))]
+    def _wave(
+        self,
+        parts: list[_Part],
+        kind: int,
+        given: Tensor | None,
+        number: float,
+        answers: Tensor | None,
+    ) -> None:
+        asked = [
+            part
+            for part in parts
+            if self._try(part, lambda part: self._ask(part, kind, given, number))
+        ]
+        # All answers are taken before a part moves: at its new home it must not be given another
+        # part's.
+        answered = [
+            part for part in asked if self._try(part, lambda part: self._take(part, answers))
+        ]
         for part in parts:
             is_done = part in answered
             while not is_done:
-                is_done = self._try(part, lambda part: self._again(part, kind, given, number, answers))
+                is_done = self._try(
+                    part, lambda part: self._again(part, kind, given, number, answers)
+                )
             if self._keeps:
                 self._remember(part, kind, given, number, answers)
 
@@ -215,7 +254,8 @@ class ShardedTensor(LockedByLine):
         except OSError as error:
             if not self._keeps:
                 raise WorkerLost(
-                    f"the launcher of rank {part.home}, home of a part of shared {self.name!r}, is gone", part.home
+                    f"the launcher of rank {part.home}, home of a part of shared {self.name!r}, is gone",
+                    part.home,
                 ) from error
             part.home = self._peers.after(part.home)
             return False
@@ -225,7 +265,13 @@ class ShardedTensor(LockedByLine):
         payload = b"" if given is None else raw(given[part.start : part.end])
         connection = self._peers.at(part.home)
         header = Header(
-            kind, connection.run, part.name, self.dtype, (part.elements,), length=len(payload), number=number
+            kind,
+            connection.run,
+            part.name,
+            self.dtype,
+            (part.elements,),
+            length=len(payload),
+            number=number,
         )
         connection.send(header, payload)
 
@@ -237,24 +283,35 @@ class ShardedTensor(LockedByLine):
         if header.kind == REFUSED:
             raise WireError(connection.payload(header).decode(errors="replace"))
         if header.kind not in (TENSOR, DONE):
-            raise WireError(f"rank {part.home} answered for shared {self.name!r} with a frame of kind {header.kind}")
+            raise WireError(
+                f"rank {part.home} answered for shared {self.name!r} with a frame of kind {header.kind}"
+            )
         if header.kind == TENSOR:
             if answers is None or header.shape != (part.elements,) or header.dtype != self.dtype:
-                raise WireError(f"rank {part.home} answered for shared {self.name!r} with {header.shape}")
+                raise WireError(
+                    f"rank {part.home} answered for shared {self.name!r} with {header.shape}"
+                )
             connection.fill(raw(answers[part.start : part.end]))
 
-    def _again(self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None) -> None:
+    def _again(
+        self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None
+    ) -> None:
         """Make the part anew at its new home, unless another worker has, and ask there."""
         seen = torch.zeros(0) if part.seen is None else part.seen
         connection = self._peers.at(part.home)
         connection.send(
-            Header(CREATE, connection.run, part.name, self.dtype, (part.elements,), length=seen.nbytes), raw(seen)
+            Header(
+                CREATE, connection.run, part.name, self.dtype, (part.elements,), length=seen.nbytes
+            ),
+            raw(seen),
         )
         self._take(part, None)
         self._ask(part, kind, given, number)
         self._take(part, answers)
 
-    def _remember(self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None) -> None:
+    def _remember(
+        self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None
+    ) -> None:
         """Keep the value as it must be now if nobody else has changed it."""
         seen, here = part.seen, slice(part.start, part.end)
         if seen is None:

@@ -1,8 +1,8 @@
 """Results and errors as they travel from host to host: plain values and tensors, never a pickle.
 
-A value becomes a tree of JSON, with tensors and arrays beside it. Modules and dataclasses travel as their contents: the
-receiver, whose own worker ran the same program, fills them into what that worker returned in the same place.
-"""
+A value becomes a tree of JSON, with tensors and arrays beside it. Modules and dataclasses travel as
+their contents: the receiver, whose own worker ran the same program, fills them into what that
+worker returned in the same place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from flockstep import errors
-from flockstep.backends.cluster.messages import Form, is_text, is_texts, is_whole, or_none, require_fields
+from flockstep.backends.cluster.messages import (
+    Form,
+    is_text,
+    is_texts,
+    is_whole,
+    or_none,
+    require_fields,
+)
 from flockstep.backends.cluster.wire import WireError, require_sendable
-from flockstep.errors import FlockstepError, WorkerError, WorkerLost, worker_error
+from flockstep.errors import (
+    FlockstepError,
+    WorkerError,
+    WorkerLost,
+    worker_error,
+)
 
 PLAIN = (type(None), bool, int, float, str)
 MAX_TEXT = 100_000  # characters of an error's text, or of a note to it
@@ -33,10 +45,18 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
         require_sendable(value.dtype, tuple(value.shape))
         tensors.append(value.detach().cpu().contiguous())
         return {"tensor": len(tensors) - 1}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.itemsize <= 8:
+    if (
+        isinstance(value, np.ndarray | np.generic)
+        and value.dtype.kind in "biuf"
+        and value.itemsize <= 8
+    ):
         # A copy: torch wants the machine's order of bytes, and memory that it may write.
         array = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-        return {"array" if isinstance(value, np.ndarray) else "scalar": encode(torch.from_numpy(array), tensors)}
+        return {
+            "array" if isinstance(value, np.ndarray) else "scalar": encode(
+                torch.from_numpy(array), tensors
+            )
+        }
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, torch.Size):
@@ -46,7 +66,11 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
     if type(value) is set:
         return {"set": [_encode_key(each, tensors) for each in value]}
     if isinstance(value, dict):
-        return {"dict": [[_encode_key(key, tensors), encode(each, tensors)] for key, each in value.items()]}
+        return {
+            "dict": [
+                [_encode_key(key, tensors), encode(each, tensors)] for key, each in value.items()
+            ]
+        }
     if isinstance(value, nn.Module):
         return {"module": [_name(value), encode(value.state_dict(), tensors)]}
     if isinstance(value, FlockstepError):
@@ -60,7 +84,9 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def decode(tree: Any, tensors: list[Tensor], like: Any = None) -> Any:
-    """The value of a tree. Modules and dataclasses are made `like` those in the same place, or stay dicts."""
+    """The value of a tree. Modules and dataclasses are made `like` those in the same place, or
+    stay dicts.
+    """
     try:
         return _decode(tree, tensors, like)
     except RecursionError:
@@ -70,28 +96,46 @@ def decode(tree: Any, tensors: list[Tensor], like: Any = None) -> Any:
 def _decode(tree: Any, tensors: list[Tensor], like: Any = None) -> Any:
     if type(tree) in PLAIN:
         return tree
-    ((kind, content),) = tree.items() if isinstance(tree, dict) and len(tree) == 1 else ((None, None),)
+    ((kind, content),) = (
+        tree.items() if isinstance(tree, dict) and len(tree) == 1 else ((None, None),)
+    )
     match kind, content:
         case "tensor", int(index) if 0 <= index < len(tensors):
             return tensors[index]
         case "array" | "scalar", {"tensor": int(index)} if 0 <= index < len(tensors):
             return _array(kind, tensors[index])
-        case "bytes", str(digits) if len(digits) % 2 == 0 and set(digits) <= set("0123456789abcdef"):
+        case "bytes", str(digits) if len(digits) % 2 == 0 and set(digits) <= set(
+            "0123456789abcdef"
+        ):
             return bytes.fromhex(digits)
         case "list" | "tuple", list(trees):
-            likes = like if isinstance(like, list | tuple) and len(like) == len(trees) else [None] * len(trees)
-            made = [_decode(each, tensors, each_like) for each, each_like in zip(trees, likes, strict=True)]
+            likes = (
+                like
+                if isinstance(like, list | tuple) and len(like) == len(trees)
+                else [None] * len(trees)
+            )
+            made = [
+                _decode(each, tensors, each_like)
+                for each, each_like in zip(trees, likes, strict=True)
+            ]
             return made if kind == "list" else tuple(made)
         case "set", list(trees) if all(map(_is_key, trees)):
             return {_decode(each, tensors) for each in trees}
         case "dict", list(pairs) if all(map(_is_pair, pairs)):
             known = like if isinstance(like, dict) else {}
             keys = [_decode(key, tensors) for key, _ in pairs]
-            return {key: _decode(each, tensors, known.get(key)) for key, (_, each) in zip(keys, pairs, strict=True)}
+            return {
+                key: _decode(each, tensors, known.get(key))
+                for key, (_, each) in zip(keys, pairs, strict=True)
+            }
         case "module", [str(name), {"dict": _} as state]:
             return _module(name, _decode(state, tensors), like)
         case "dataclass", [str(name), {"dict": _} as fields]:
-            is_alike = dataclasses.is_dataclass(like) and not isinstance(like, type) and _name(like) == name
+            is_alike = (
+                dataclasses.is_dataclass(like)
+                and not isinstance(like, type)
+                and _name(like) == name
+            )
             known = _fields(like) if is_alike else {}
             return _dataclass(_decode(fields, tensors, known), like if is_alike else None)
         case "error", dict(said):
@@ -100,7 +144,9 @@ def _decode(tree: Any, tensors: list[Tensor], like: Any = None) -> Any:
 
 
 def _encode_key(value: Any, tensors: list[Tensor]) -> Any:
-    """Of a dict, or a member of a set: the receiver must be able to tell them apart as the sender does."""
+    """Of a dict, or a member of a set: the receiver must be able to tell them apart as the
+    sender does.
+    """
     tree = encode(value, tensors)
     if not _is_key(tree):
         raise FlockstepError(
@@ -124,7 +170,9 @@ def _is_pair(pair: Any) -> bool:
 
 def _array(kind: str, tensor: Tensor) -> Any:
     if tensor.dtype == torch.bfloat16 or (kind == "scalar" and tensor.ndim):
-        raise WireError(f"a result holds what is no {kind}: {tensor.dtype} of {tuple(tensor.shape)}")
+        raise WireError(
+            f"a result holds what is no {kind}: {tensor.dtype} of {tuple(tensor.shape)}"
+        )
     return tensor.numpy() if kind == "array" else tensor.numpy()[()]
 
 
@@ -138,7 +186,11 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _module(name: str, state: dict[str, Any], like: Any) -> Any:
     """A module with this state, or the state itself where there is no module that it fits."""
-    if not isinstance(like, nn.Module) or _name(like) != name or _forms(like.state_dict()) != _forms(state):
+    if (
+        not isinstance(like, nn.Module)
+        or _name(like) != name
+        or _forms(like.state_dict()) != _forms(state)
+    ):
         return state
     module = copy.deepcopy(like)
     module.load_state_dict(state)
@@ -146,14 +198,19 @@ def _module(name: str, state: dict[str, Any], like: Any) -> Any:
 
 
 def _forms(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: (each.dtype, each.shape) if isinstance(each, Tensor) else None for key, each in state.items()}
+    return {
+        key: (each.dtype, each.shape) if isinstance(each, Tensor) else None
+        for key, each in state.items()
+    }
 
 
 def _dataclass(fields: dict[str, Any], like: Any) -> Any:
     """A dataclass with these fields, or the fields themselves where there is none like it."""
     if like is None or _fields(like).keys() != fields.keys():
         return fields
-    made = copy.copy(like)  # neither its constructor, which may want other arguments, nor its checks run again
+    made = copy.copy(
+        like
+    )  # neither its constructor, which may want other arguments, nor its checks run again
     for name, value in fields.items():
         object.__setattr__(made, name, value)  # also of a frozen one
     return made
@@ -162,15 +219,27 @@ def _dataclass(fields: dict[str, Any], like: Any) -> Any:
 def encode_error(error: BaseException) -> dict[str, Any]:
     """What is known of an error that `launch` raises, in plain values."""
     cause = error.__cause__
-    notes = [note[:MAX_TEXT] for note in getattr(cause or error, "__notes__", []) if isinstance(note, str)]
+    notes = [
+        note[:MAX_TEXT]
+        for note in getattr(cause or error, "__notes__", [])
+        if isinstance(note, str)
+    ]
     known = type(error).__name__ if type(error).__module__ == errors.__name__ else "WorkerError"
-    figures = {name: getattr(error, name, None) for name in ("rank", "exit_code", "step", "seconds")}
-    builtin = next((kind.__name__ for kind in type(cause).__mro__ if kind.__module__ == builtins.__name__), None)
+    figures = {
+        name: getattr(error, name, None) for name in ("rank", "exit_code", "step", "seconds")
+    }
+    builtin = next(
+        (kind.__name__ for kind in type(cause).__mro__ if kind.__module__ == builtins.__name__),
+        None,
+    )
     return {
         "type": known,
         "text": str(error)[:MAX_TEXT],
         "notes": notes,
-        **{name: figure if type(figure) in (int, float) else None for name, figure in figures.items()},
+        **{
+            name: figure if type(figure) in (int, float) else None
+            for name, figure in figures.items()
+        },
         # Of the type of its cause that other hosts know; only a WorkerError is of its cause's type.
         "cause": builtin if known == "WorkerError" and cause is not None else None,
         "cause_text": str(cause)[:MAX_TEXT],
@@ -200,8 +269,14 @@ def decode_error(said: dict[str, Any]) -> FlockstepError:
         error = worker_error(said["rank"], _raised(cause, said["cause_text"]))
         error.args = (said["text"],)  # which names the type that it really was
     elif kind is WorkerLost:
-        error = WorkerLost(said["text"], said["rank"], said["exit_code"], said["step"], said["seconds"])
-    elif isinstance(kind, type) and issubclass(kind, FlockstepError) and not issubclass(kind, WorkerError):
+        error = WorkerLost(
+            said["text"], said["rank"], said["exit_code"], said["step"], said["seconds"]
+        )
+    elif (
+        isinstance(kind, type)
+        and issubclass(kind, FlockstepError)
+        and not issubclass(kind, WorkerError)
+    ):
         error = kind(said["text"])
     else:
         error = WorkerError(said["text"], said["rank"])

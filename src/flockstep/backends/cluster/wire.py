@@ -1,9 +1,9 @@
 """What travels between hosts: frames of one fixed header and a payload whose size the header names.
 
-Nothing here is ever unpickled. A header is checked whole before a byte of memory is taken for what follows it: version,
-kind, dtype and number of dimensions from short lists, the length against shape and dtype, and against a limit where
-there is no shape. Memory for a large tensor is taken as it arrives, so that announcing much is not enough to get it.
-"""
+Nothing here is ever unpickled. A header is checked whole before a byte of memory is taken for what
+follows it: version, kind, dtype and number of dimensions from short lists, the length against shape
+and dtype, and against a limit where there is no shape. Memory for a large tensor is taken as it
+arrives, so that announcing much is not enough to get it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ NAME_BYTES = 64
 RUN_BYTES = 16
 TOKEN_BYTES = 32
 
-HELLO, WELCOME, REFUSED, MESSAGE, TENSOR, CREATE, READ, WRITE, ADD, BLEND, DONE = KINDS = tuple(range(1, 12))
+HELLO, WELCOME, REFUSED, MESSAGE, TENSOR, CREATE, READ, WRITE, ADD, BLEND, DONE = KINDS = tuple(
+    range(1, 12)
+)
 WITH_TENSOR = (TENSOR, CREATE, READ, WRITE, ADD, BLEND)
 DTYPES = (
     torch.float32,
@@ -46,12 +48,19 @@ DTYPES = (
     torch.bool,
 )
 
-# magic, version, kind, dtype, dimensions, run, name, shape, length of the payload, a number (scale, weight, rank)
+# magic, version, kind, dtype, dimensions, run, name, shape, length of the payload, a number (scale,
+# weight, rank)
 _LAYOUT = struct.Struct(f"!2sHBBB{RUN_BYTES}s{NAME_BYTES}s{MAX_DIMENSIONS}QQd")
 HEADER_BYTES = _LAYOUT.size
 
-# A host that vanishes is noticed when it does not answer the kernel's probes: one a second, four of them.
-_PROBES = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 4, socket.TCP_USER_TIMEOUT: 5000}
+# A host that vanishes is noticed when it does not answer the kernel's probes: one a second, four of
+# them.
+_PROBES = {
+    socket.TCP_KEEPIDLE: 1,
+    socket.TCP_KEEPINTVL: 1,
+    socket.TCP_KEEPCNT: 4,
+    socket.TCP_USER_TIMEOUT: 5000,
+}
 
 
 class WireError(FlockstepError):
@@ -60,7 +69,9 @@ class WireError(FlockstepError):
 
 @dataclass(frozen=True)
 class Header:
-    """The first bytes of every frame. `length` counts the payload that follows, `number` is the operation's own."""
+    """The first bytes of every frame. `length` counts the payload that follows, `number` is the
+    operation's own.
+    """
 
     kind: int
     run: bytes
@@ -81,14 +92,17 @@ class Header:
 
     @classmethod
     def unpack(cls, data: bytes) -> Header:
-        magic, version, kind, dtype, dimensions, run, name, *shape, length, number = _LAYOUT.unpack(data)
+        magic, version, kind, dtype, dimensions, run, name, *shape, length, number = _LAYOUT.unpack(
+            data
+        )
         _require(magic == MAGIC, "the first two bytes", magic)
         _require(version == VERSION, f"the version, {VERSION} here,", version)
         _require(kind in KINDS, "the kind", kind)
         _require(dtype < len(DTYPES), "the dtype", dtype)
         _require(dimensions <= MAX_DIMENSIONS, "the number of dimensions", dimensions)
         _require(not any(shape[dimensions:]), "the shape", shape)
-        # Torch counts elements and bytes in 63 bits, also those of a tensor that has none because one size is 0.
+        # Torch counts elements and bytes in 63 bits, also those of a tensor that has none because
+        # one size is 0.
         _require(math.prod(max(size, 1) for size in shape) < 1 << 59, "the shape", shape)
         try:
             text = name.rstrip(b"\0").decode()
@@ -97,9 +111,13 @@ class Header:
         header = cls(kind, run, text, DTYPES[dtype], tuple(shape[:dimensions]), length, number)
         if kind in WITH_TENSOR:
             expected = 0 if kind == READ else header.nbytes
-            _require(length == expected, f"the length, for {header.shape} of {header.dtype},", length)
+            _require(
+                length == expected, f"the length, for {header.shape} of {header.dtype},", length
+            )
         else:
-            _require(length <= MAX_MESSAGE_BYTES, f"the length, at most {MAX_MESSAGE_BYTES},", length)
+            _require(
+                length <= MAX_MESSAGE_BYTES, f"the length, at most {MAX_MESSAGE_BYTES},", length
+            )
         return header
 
     @property
@@ -116,18 +134,28 @@ def _require(holds: bool, what: str, value: object) -> None:
 def require_sendable(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Raise a `WireError` for a tensor that no header can describe."""
     if dtype not in DTYPES or len(shape) > MAX_DIMENSIONS:
-        raise WireError(f"a tensor of {dtype} with {len(shape)} dimensions cannot be sent to another host")
+        raise WireError(
+            f"a tensor of {dtype} with {len(shape)} dimensions cannot be sent to another host"
+        )
 
 
 def short_name(name: str) -> str:
     """The name itself, or one of fixed length made from it where it would not fit into a header."""
     encoded = name.encode()
-    return name if len(encoded) <= NAME_BYTES and b"\0" not in encoded else hashlib.sha256(encoded).hexdigest()
+    return (
+        name
+        if len(encoded) <= NAME_BYTES and b"\0" not in encoded
+        else hashlib.sha256(encoded).hexdigest()
+    )
 
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor, where they lie."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+    return (
+        tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+        if tensor.numel()
+        else memoryview(b"")
+    )
 
 
 def watched(connection: socket.socket) -> socket.socket:
@@ -149,7 +177,9 @@ class Connection:
         self.deadline: float | None = None  # of all that is received, on the monotonic clock
 
     def be_patient(self) -> None:
-        """Wait for a peer that does not read for a while, which the system would count as gone with its host."""
+        """Wait for a peer that does not read for a while, which the system would count as gone
+        with its host.
+        """
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
 
     def send(self, header: Header, payload: memoryview | bytes = b"") -> None:
@@ -209,7 +239,9 @@ class Connection:
         """A message of plain values."""
         payload = json.dumps(message).encode()
         if len(payload) > MAX_MESSAGE_BYTES:
-            raise WireError(f"a message of {len(payload)} bytes, more than {MAX_MESSAGE_BYTES}: send tensors instead")
+            raise WireError(
+                f"a message of {len(payload)} bytes, more than {MAX_MESSAGE_BYTES}: send tensors instead"
+            )
         self.send(Header(MESSAGE, self.run, length=len(payload)), payload)
 
     def hear(self) -> dict[str, Any] | None:
@@ -241,7 +273,9 @@ def message_of(payload: bytes) -> dict[str, Any]:
     return message
 
 
-def connect(address: tuple[str, int], run: bytes, token: bytes, role: str, rank: int, seconds: float) -> Connection:
+def connect(
+    address: tuple[str, int], run: bytes, token: bytes, role: str, rank: int, seconds: float
+) -> Connection:
     """Join the service at `address` in a role: "worker", "guardian" or "tensors"."""
     plain = socket.create_connection(address, timeout=seconds)
     connection = Connection(plain, run)

@@ -18,7 +18,8 @@ from flockstep.comm import SharedTensor
 
 CONNECT_SECONDS = 60.0
 TELL_SECONDS = 0.1
-# Groups are made while all members are known to come. Where one may be lost just then, the others try again without.
+# Groups are made while all members are known to come. Where one may be lost just then, the others
+# try again without.
 GROUP_SECONDS = {"stop": 1800.0, "continue": 20.0}
 
 
@@ -51,10 +52,11 @@ def work(
 ) -> Any:
     """Take part in a run as one of its workers; return what the program returns.
 
-    `make_shared(line)` gives what serves `comm.shared`. The coordinator is told of every step; only now and then where
-    `count_step` is told, too.
-    """
-    connection = connect(ticket.address, ticket.run, ticket.token, "worker", ticket.rank, CONNECT_SECONDS)
+    `make_shared(line)` gives what serves `comm.shared`. The coordinator is told of every step; only
+    now and then where `count_step` is told, too."""
+    connection = connect(
+        ticket.address, ticket.run, ticket.token, "worker", ticket.rank, CONNECT_SECONDS
+    )
     line = Line(connection, ticket.rank)
     steps = 0
     told = 0.0
@@ -70,7 +72,13 @@ def work(
         told = time.monotonic()
 
     try:
-        groups = Groups(ticket.store, ticket.run.hex(), ticket.host, ticket.rank, GROUP_SECONDS[ticket.on_failure])
+        groups = Groups(
+            ticket.store,
+            ticket.run.hex(),
+            ticket.host,
+            ticket.rank,
+            GROUP_SECONDS[ticket.on_failure],
+        )
         continues = ticket.on_failure == "continue"
         station = Station(line, groups, ticket.seed, continues, make_shared(line), count)
         comm = ClusterComm(station, "world", tuple(range(ticket.workers)))

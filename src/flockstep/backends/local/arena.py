@@ -1,9 +1,9 @@
 """One piece of memory that all processes of a run share.
 
-It is an anonymous file, inherited or handed over as a descriptor, never a name in a file system: when the last process
-of the run is gone, however it went, the memory is gone too. The file is sparse and mapped whole, so an offset means the
-same in every process and only pages that are touched take memory.
-"""
+It is an anonymous file, inherited or handed over as a descriptor, never a name in a file system:
+when the last process of the run is gone, however it went, the memory is gone too. The file is
+sparse and mapped whole, so an offset means the same in every process and only pages that are
+touched take memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ RESERVED_BYTES = 1 << 40  # of addresses, not of memory
 LEAST_BYTES = 1 << 32
 ALIGNMENT = 64
 FIRST_OFFSET = mmap.PAGESIZE  # the page before it belongs to the arena itself
-MOST_VIEWS = 4096  # making one takes a microsecond or two; the same few are asked for again and again
+MOST_VIEWS = (
+    4096  # making one takes a microsecond or two; the same few are asked for again and again
+)
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -36,8 +38,8 @@ class Arena:
 
     def __init__(self, descriptor: int, lock_descriptor: int) -> None:
         self.descriptor = descriptor
-        # Locks stand in a file of their own: a process that closes any descriptor of a file, and a map has one, loses
-        # all its locks on that file.
+        # Locks stand in a file of their own: a process that closes any descriptor of a file, and a
+        # map has one, loses all its locks on that file.
         self.lock_descriptor = lock_descriptor
         self._size = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, self._size)
@@ -68,12 +70,16 @@ class Arena:
             offset = int(self._next[0])
             end = offset + -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
             if end > self._size:
-                raise MemoryError(f"shared memory is full: {nbytes} bytes asked, {self._size - offset} left")
+                raise MemoryError(
+                    f"shared memory is full: {nbytes} bytes asked, {self._size - offset} left"
+                )
             self._next[0] = end
         return offset
 
     def words(self, offset: int, count: int) -> NDArray[np.int64]:
-        """Numbers that processes tell each other. Aligned, so that each is read and written whole."""
+        """Numbers that processes tell each other. Aligned, so that each is read and written
+        whole.
+        """
         return self._bytes[offset : offset + 8 * count].view(np.int64)
 
     def bytes(self, offset: int, count: int) -> NDArray[np.uint8]:
@@ -87,7 +93,9 @@ class Arena:
         if key not in self._views:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
-            self._views[key] = torch.frombuffer(self._map, dtype=dtype, count=elements, offset=offset)
+            self._views[key] = torch.frombuffer(
+                self._map, dtype=dtype, count=elements, offset=offset
+            )
         return self._views[key]
 
     def offset_of(self, tensor: Tensor) -> int | None:
@@ -97,10 +105,15 @@ class Arena:
         return offset if inside else None
 
     def try_lock(self, offset: int) -> bool:
-        """Take the lock named by `offset` if it is free. The kernel frees the locks of a process that dies."""
+        """Take the lock named by `offset` if it is free. The kernel frees the locks of a process
+        that dies.
+        """
         try:
             fcntl.lockf(self.lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-        except (BlockingIOError, PermissionError):  # what "somebody holds it" is called differs by system
+        except (
+            BlockingIOError,
+            PermissionError,
+        ):  # what "somebody holds it" is called differs by system
             return False
         return True
 

@@ -15,13 +15,32 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher, describe_deadlock
+from flockstep.backends.base import (
+    ON_FAILURE,
+    Backend,
+    Program,
+    Watcher,
+    describe_deadlock,
+)
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group
-from flockstep.backends.local.seat import LOOKS, OUTCOME, STATE, STEPS, WAITING, WAITS, Board
+from flockstep.backends.local.seat import (
+    LOOKS,
+    OUTCOME,
+    STATE,
+    STEPS,
+    WAITING,
+    WAITS,
+    Board,
+)
 from flockstep.backends.local.worker_process import Orders, Outcome
-from flockstep.errors import DeadlockError, FlockstepError, WorkerLost, worker_error
+from flockstep.errors import (
+    DeadlockError,
+    FlockstepError,
+    WorkerLost,
+    worker_error,
+)
 from flockstep.fields import require_choice
 
 LOOK_SECONDS = 0.05
@@ -42,9 +61,9 @@ main(descriptor)
 class LocalProcesses(Backend):
     """Worker processes on this machine.
 
-    They are forked from a server that has torch loaded. It starts with each launch and ends with it. To launch often,
-    keep it: `with fs.LocalProcesses() as local: fs.launch(program, 4, backend=local)`.
-    """
+    They are forked from a server that has torch loaded. It starts with each launch and ends with
+    it. To launch often, keep it: `with fs.LocalProcesses() as local: fs.launch(program, 4,
+    backend=local)`."""
 
     def __init__(self) -> None:
         self._kept: ServerProcess | None = None
@@ -71,9 +90,8 @@ class LocalProcesses(Backend):
         watch: Watcher | None = None,
         first_rank: int = 0,
     ) -> list[Any]:
-        """As every backend. `first_rank`: what errors and random streams call the first of these workers, for a
-        launcher whose workers are part of a larger world.
-        """
+        """As every backend. `first_rank`: what errors and random streams call the first of these
+        workers, for a launcher whose workers are part of a larger world."""
         require_choice("on_failure", on_failure, ON_FAILURE)
         if self._kept is not None and self._kept.has_ended:
             self._kept = ServerProcess()
@@ -83,7 +101,8 @@ class LocalProcesses(Backend):
             with run:
                 return run.wait(watch)
         finally:
-            # A kept server serves on, unless this run was interrupted while workers of it were still there.
+            # A kept server serves on, unless this run was interrupted while workers of it were
+            # still there.
             if server is not self._kept or run.has_workers:
                 server.stop()
 
@@ -94,8 +113,8 @@ class ServerProcess:
     def __init__(self) -> None:
         self.socket, theirs = _socket_pair()
         with theirs:
-            # Workers import what the launcher can import and see its arguments. A session of their own: Ctrl-C in a
-            # terminal must reach the launcher alone.
+            # Workers import what the launcher can import and see its arguments. A session of their
+            # own: Ctrl-C in a terminal must reach the launcher alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE, json.dumps([theirs.fileno(), sys.path, sys.argv])],
                 pass_fds=[theirs.fileno()],
@@ -113,7 +132,9 @@ class ServerProcess:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """End the server and all that it forked. Closing the socket is enough; killing is for a server that hangs."""
+        """End the server and all that it forked. Closing the socket is enough; killing is for a
+        server that hangs.
+        """
         self.socket.close()
         try:
             self._process.wait(UNWIND_SECONDS)
@@ -123,14 +144,18 @@ class ServerProcess:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a connection. A launcher without standard streams would get their numbers, which a child loses."""
+    """Two ends of a connection. A launcher without standard streams would get their numbers,
+    which a child loses.
+    """
     ours, low = socket.socketpair()
     with low:
         return ours, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _inherited(stream: TextIO | None) -> int | None:
-    """What a child gets as a standard stream: the launcher's, or nowhere if the launcher has none."""
+    """What a child gets as a standard stream: the launcher's, or nowhere if the launcher has
+    none.
+    """
     return subprocess.DEVNULL if stream is None or stream.closed else None
 
 
@@ -138,7 +163,13 @@ class _Run:
     """One launch: orders given, workers watched, outcomes collected."""
 
     def __init__(
-        self, server: ServerProcess, program: Program, workers: int, seed: int, on_failure: str, first_rank: int
+        self,
+        server: ServerProcess,
+        program: Program,
+        workers: int,
+        seed: int,
+        on_failure: str,
+        first_rank: int,
     ) -> None:
         self._server = server
         self._workers = workers
@@ -226,7 +257,9 @@ class _Run:
         try:
             outcome: Outcome = payload.load_copy(self._arena, place)
         except Exception as unreadable:  # whatever the objects in the pickle raise
-            raise FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}") from unreadable
+            raise FlockstepError(
+                f"what rank {rank} returned cannot be read here: {unreadable}"
+            ) from unreadable
         if outcome.error is not None:
             error = worker_error(rank, outcome.error)
             (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
@@ -234,7 +267,9 @@ class _Run:
         self._results[index] = outcome.value
 
     def _look_for_deadlock(self) -> None:
-        """All wait, and each has looked twice since all wait: nobody can change anything any more."""
+        """All wait, and each has looked twice since all wait: nobody can change anything any
+        more.
+        """
         rows = self._board.rows[sorted(self._alive)].tolist()  # a copy, as of this moment
         if not rows or any(row[STATE] != WAITING for row in rows):
             self._suspicion = None
@@ -248,7 +283,9 @@ class _Run:
     def _describe(self) -> str:
         waiting = {rank: self._board.said(rank) for rank in self._alive}
         return describe_deadlock(
-            [waiting.get(rank) for rank in range(self._workers)], self._first_rank, lost=self._losses
+            [waiting.get(rank) for rank in range(self._workers)],
+            self._first_rank,
+            lost=self._losses,
         )
 
     def _stop_workers(self) -> None:

@@ -1,11 +1,10 @@
 """`Comm` over shared memory: workers read and write each other's tensors directly.
 
-A collective: every member writes what it calls, and where its tensor lies, into its row of the group's table, then a
-sequence number. Whoever must do something waits until all rows have that number. Tensors that lie in the arena (a
-worker's flat tensors do) are used where they are; others are staged through it. Rows and staging areas alternate
-between two sets: nobody can come back to a set before all have left it, since no collective ends before all have
-come.
-"""
+A collective: every member writes what it calls, and where its tensor lies, into its row of the
+group's table, then a sequence number. Whoever must do something waits until all rows have that
+number. Tensors that lie in the arena (a worker's flat tensors do) are used where they are; others
+are staged through it. Rows and staging areas alternate between two sets: nobody can come back to a
+set before all have left it, since no collective ends before all have come."""
 
 from __future__ import annotations
 
@@ -22,12 +21,11 @@ from torch import Tensor
 from flockstep.backends.local.arena import DTYPES
 from flockstep.backends.local.seat import STEPS, Seat
 from flockstep.backends.local.shared import LocalShared
-from flockstep.comm import Comm, SharedTensor, signature
+from flockstep.comm import REDUCTIONS, Comm, Meter, SharedTensor, reduce_in_rank_order, signature
 from flockstep.errors import MismatchError
-from flockstep.meter import Meter
-from flockstep.reduction import REDUCTIONS, reduce_in_rank_order
 
-# Columns of a group's table (a row for each member, twice) and of its channels (a row for each sender and receiver).
+# Columns of a group's table (a row for each member, twice) and of its channels (a row for each
+# sender and receiver).
 SEQ, OP, ARG, DTYPE, ELEMENTS, OFFSET, DIRECT, DONE = range(8)
 TAKEN = DONE
 COLUMNS = 8
@@ -35,7 +33,8 @@ OPS = ("all_reduce", "all_gather", "broadcast", "barrier", "split", "shared")
 
 # Below this many bytes over all members, one reducer is faster than the hand-over to several.
 ONE_REDUCER_BYTES = 1 << 22
-# A chunk of the sum stays in the cache while every member's part is added to it and while it is written back.
+# A chunk of the sum stays in the cache while every member's part is added to it and while it is
+# written back.
 CHUNK_ELEMENTS = 1 << 17
 
 
@@ -72,7 +71,7 @@ class LocalComm(Comm):
         self._outbox: dict[int, tuple[int, int]] = {}
         self._cores = os.cpu_count() or 1
 
-    # --- time and memory --------------------------------------------------------------------------------------
+    # --- time and memory --------------------------------------------------------------------------
 
     def start_clock(self, began: float) -> None:
         self._began = began
@@ -90,10 +89,11 @@ class LocalComm(Comm):
         arena = self._seat.arena
         return arena.tensor(arena.allocate(elements * dtype.itemsize), elements, dtype)
 
-    # --- groups and shared tensors ----------------------------------------------------------------------------
+    # --- groups and shared tensors ----------------------------------------------------------------
 
     def split(self, color: int) -> LocalComm:
-        # Everybody brings a place, which takes no memory until it is used: one is there, whoever is lost meanwhile.
+        # Everybody brings a place, which takes no memory until it is used: one is there, whoever is
+        # lost meanwhile.
         wish = [color, self._seat.rank, self._seat.arena.allocate(Group.nbytes(self.size))]
         wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
         members = [(world, place) for value, world, place in wishes if value == color]
@@ -115,17 +115,23 @@ class LocalComm(Comm):
                         f"rank {world} another name, home, size or dtype"
                     )
             places = [place for place, *_ in wishes if place]
-            if places:  # or else the one who should have made it was lost, as all see alike: once more
+            if (
+                places
+            ):  # or else the one who should have made it was lost, as all see alike: once more
                 homes[name] = places[0]
-                return LocalShared(self._seat, homes[name], name, like, ranks, self.rank, self.meter)
+                return LocalShared(
+                    self._seat, homes[name], name, like, ranks, self.rank, self.meter
+                )
 
-    # --- collectives ------------------------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         call = "all_reduce"
         direct = self._enter(call, REDUCTIONS.index(op), tensor)
         seq, table = self._seq, self._table
-        reducers = 1 if tensor.nbytes * self.size < ONE_REDUCER_BYTES else min(self.size, self._cores)
+        reducers = (
+            1 if tensor.nbytes * self.size < ONE_REDUCER_BYTES else min(self.size, self._cores)
+        )
         if self.rank < reducers:
             self._await_all(call)
             self._reduce_slice(tensor, op, reducers)
@@ -137,16 +143,21 @@ class LocalComm(Comm):
             self._copy_out(tensor, int(table[:, DIRECT].argmin()))
 
     def _reduce_slice(self, tensor: Tensor, op: str, reducers: int) -> None:
-        """Reduce this worker's share of the elements, and write it wherever somebody will look for it."""
+        """Reduce this worker's share of the elements, and write it wherever somebody will look
+        for it.
+        """
         table, elements, view = self._table, tensor.numel(), self._seat.arena.tensor
         parts = [view(int(offset), elements, tensor.dtype) for offset in table[:, OFFSET]]
-        # Members whose tensors lie in the arena find the result there; all others fetch it from the first of them.
+        # Members whose tensors lie in the arena find the result there; all others fetch it from the
+        # first of them.
         wanted = table[:, DIRECT].astype(bool)
         wanted[wanted.argmin()] = True
         start, end = (elements * (self.rank + k) // reducers for k in (0, 1))
         for low in range(start, end, CHUNK_ELEMENTS):
             chunks = [part[low : min(low + CHUNK_ELEMENTS, end)] for part in parts]
-            reduce_in_rank_order(chunks, op, out=chunks[0])  # the first is wanted, or nobody's any more
+            reduce_in_rank_order(
+                chunks, op, out=chunks[0]
+            )  # the first is wanted, or nobody's any more
             for rank in range(1, self.size):
                 if wanted[rank]:
                     chunks[rank].copy_(chunks[0])
@@ -160,13 +171,17 @@ class LocalComm(Comm):
         for rank in self._await_all(call):
             part = self._region(rank, tensor.dtype).to(tensor.device, copy=True)
             parts.append(
-                part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *tensor.shape[1:])
+                part.view(tensor.shape)
+                if part.numel() == tensor.numel()
+                else part.view(-1, *tensor.shape[1:])
             )
         return parts
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = "broadcast"
-        self._enter(call, root, tensor, stage=self.rank == root)  # nobody reads what the others bring
+        self._enter(
+            call, root, tensor, stage=self.rank == root
+        )  # nobody reads what the others bring
         came = self._await_all(call)
         if root not in came:
             raise self._seat.board.loss(self._group.ranks[root])
@@ -178,10 +193,11 @@ class LocalComm(Comm):
         self._await_all("barrier")
 
     def _enter(self, call: str, arg: int, tensor: Tensor, stage: bool | None = None) -> bool:
-        """Take part in the group's next collective. Return whether the tensor is used where it lies.
+        """Take part in the group's next collective. Return whether the tensor is used where it
+        lies.
 
-        `stage`: copy the tensor into the arena (True), do not (False), or do unless it lies there already (None).
-        """
+        `stage`: copy the tensor into the arena (True), do not (False), or do unless it lies there
+        already (None)."""
         self._seq += 1
         own = None if stage else self._seat.arena.offset_of(tensor)
         offset = own or 0
@@ -203,17 +219,25 @@ class LocalComm(Comm):
         return own is not None
 
     def _await_all(self, call: str) -> Sequence[int]:
-        """Wait until all members have come, and see that they came for the same. Return who came: all, or the rest."""
+        """Wait until all members have come, and see that they came for the same. Return who
+        came: all, or the rest.
+        """
         table, seq = self._table, self._seq
-        self._seat.wait(lambda: bool(table[:, SEQ].min() >= seq) or self._rest_came(table, seq), call)
+        self._seat.wait(
+            lambda: bool(table[:, SEQ].min() >= seq) or self._rest_came(table, seq), call
+        )
         came = self._who_came(table, seq)
-        agreed = ELEMENTS if call == "all_gather" else OFFSET  # all_gather takes tensors of different sizes
+        agreed = (
+            ELEMENTS if call == "all_gather" else OFFSET
+        )  # all_gather takes tensors of different sizes
         calls = table[:, OP:agreed] if came is self._everyone else table[came, OP:agreed]
         if (calls != calls[0]).any():
             rank = came[int((calls != calls[0]).any(axis=1).argmax())]
             first, other = self._described(came[0]), self._described(rank)
             ranks = self._group.ranks
-            raise MismatchError(f"rank {ranks[came[0]]} called {first}, rank {ranks[rank]} called {other}")
+            raise MismatchError(
+                f"rank {ranks[came[0]]} called {first}, rank {ranks[rank]} called {other}"
+            )
         return came
 
     def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
@@ -226,7 +250,9 @@ class LocalComm(Comm):
     def _described(self, rank: int) -> str:
         _, op, arg, dtype, elements, *_ = map(int, self._table[rank])
         name = OPS[op]
-        detail = {"all_reduce": f"({REDUCTIONS[arg % 4]})", "broadcast": f" from {arg}"}.get(name, "")
+        detail = {"all_reduce": f"({REDUCTIONS[arg % 4]})", "broadcast": f" from {arg}"}.get(
+            name, ""
+        )
         return f"{name}{detail} of {elements} × {DTYPES[dtype]}"
 
     @property
@@ -246,23 +272,29 @@ class LocalComm(Comm):
         which = self._seq % 2
         self._staging[which] = self._at_least(self._staging[which], tensor.nbytes)
         offset, _ = self._staging[which]
-        self._seat.arena.tensor(offset, tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._seat.arena.tensor(offset, tensor.numel(), tensor.dtype).view(tensor.shape).copy_(
+            tensor
+        )
         return offset
 
     def _at_least(self, area: tuple[int, int], nbytes: int) -> tuple[int, int]:
-        """The same area if it is large enough, or a new one; at least doubled, so that little is left behind."""
+        """The same area if it is large enough, or a new one; at least doubled, so that little is
+        left behind.
+        """
         if nbytes <= area[1]:
             return area
         size = max(nbytes, 2 * area[1])
         return self._seat.arena.allocate(size), size
 
-    # --- two workers ------------------------------------------------------------------------------------------
+    # --- two workers ------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         channel, world = self._group.channels[self.rank, peer], self._group.ranks[peer]
         self._seat.wait(lambda: bool(channel[TAKEN] >= channel[SEQ]), f"send to rank {world}")
         area = self._outbox[peer] = self._at_least(self._outbox.get(peer, (0, 0)), tensor.nbytes)
-        self._seat.arena.tensor(area[0], tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._seat.arena.tensor(area[0], tensor.numel(), tensor.dtype).view(tensor.shape).copy_(
+            tensor
+        )
         channel[DTYPE : OFFSET + 1] = DTYPES.index(tensor.dtype), tensor.numel(), area[0]
         channel[SEQ] += 1
         self._seat.ring((world,))

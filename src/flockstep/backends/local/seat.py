@@ -1,11 +1,12 @@
-"""A worker's seat: how processes wait for each other, and what the others and the launcher can see of it.
+"""A worker's seat: how processes wait for each other, and what the others and the launcher can see
+of it.
 
-State that processes tell each other stands in the arena, every word with a single writer. To wait is to look at it,
-and to sleep at one's bell (a pipe) until somebody who changed it rings. No wake-up is lost: a sleeper says that it
-sleeps before it looks the last time, a ringer looks who sleeps after it wrote. Sleepers look up ten times a second all
-the same. That makes deadlock a fact that the launcher can see: when all workers wait, and each has looked again since
-then in vain, nobody is left who could change anything.
-"""
+State that processes tell each other stands in the arena, every word with a single writer. To wait
+is to look at it, and to sleep at one's bell (a pipe) until somebody who changed it rings. No
+wake-up is lost: a sleeper says that it sleeps before it looks the last time, a ringer looks who
+sleeps after it wrote. Sleepers look up ten times a second all the same. That makes deadlock a fact
+that the launcher can see: when all workers wait, and each has looked again since then in vain,
+nobody is left who could change anything."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
-# Columns of the status board, a row for each worker. The last two are the launcher's: how it ended, and when that was
-# noticed, or zero. Times are nanoseconds of the system's clock.
+# Columns of the status board, a row for each worker. The last two are the launcher's: how it ended,
+# and when that was noticed, or zero. Times are nanoseconds of the system's clock.
 STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, EXIT_CODE, MISSED_AT = range(8)
 COLUMNS = 8
 STARTING, RUNNING, WAITING, ENDED = range(4)
@@ -39,21 +40,27 @@ class Board:
         size = workers * COLUMNS
         self.rows = arena.words(offset, size).reshape(workers, COLUMNS)
         self.missed = self.rows[:, MISSED_AT]
-        self._texts = arena.bytes(offset + 8 * size, workers * TEXT_BYTES).reshape(workers, TEXT_BYTES)
+        self._texts = arena.bytes(offset + 8 * size, workers * TEXT_BYTES).reshape(
+            workers, TEXT_BYTES
+        )
 
     @staticmethod
     def nbytes(workers: int) -> int:
         return workers * (8 * COLUMNS + TEXT_BYTES)
 
     def lose(self, rank: int, exit_code: int) -> None:
-        """Let everybody know that this worker's process has ended. Only then: what it wrote must not change later."""
+        """Let everybody know that this worker's process has ended. Only then: what it wrote must
+        not change later.
+        """
         self.rows[rank, EXIT_CODE] = exit_code
         self.missed[rank] = time.monotonic_ns()  # last: it says that the rest is there
 
     def loss(self, rank: int, first_rank: int = 0) -> WorkerLost:
         """The error for a worker that is lost."""
         row = self.rows[rank]
-        began = [began for began in self.rows[:, BEGAN].tolist() if began]  # none: lost before the clock started
+        began = [
+            began for began in self.rows[:, BEGAN].tolist() if began
+        ]  # none: lost before the clock started
         seconds = max(0, int(row[MISSED_AT]) - min(began)) / 1e9 if began else 0.0
         return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds)
 
@@ -102,7 +109,9 @@ class Seat:
         self._fence = threading.Lock()
 
     def wait(self, is_ready: Callable[[], bool], call: str) -> None:
-        """Return once `is_ready()`. `call` is what the worker waits in, for those who ask why nothing moves."""
+        """Return once `is_ready()`. `call` is what the worker waits in, for those who ask why
+        nothing moves.
+        """
         if is_ready():
             return
         status = self.status
@@ -110,7 +119,9 @@ class Seat:
         status[STATE] = WAITING
         timeout = 0
         while True:
-            rung = self._poll.poll(timeout)  # a system call: what is written above is seen before what is read below
+            rung = self._poll.poll(
+                timeout
+            )  # a system call: what is written above is seen before what is read below
             if rung:
                 self._drain()
             if is_ready():
@@ -125,7 +136,9 @@ class Seat:
 
     def ring(self, ranks: Iterable[int]) -> None:
         """Wake those of `ranks` that sleep. Call it after writing what they wait for."""
-        with self._fence:  # taking a lock is a memory fence: the write comes before the look at who sleeps
+        with (
+            self._fence
+        ):  # taking a lock is a memory fence: the write comes before the look at who sleeps
             sleeping = self._states == WAITING
         for rank in ranks:
             if sleeping[rank] and rank != self.rank:

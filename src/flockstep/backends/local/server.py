@@ -1,9 +1,9 @@
 """The server: a process that has torch loaded, has no threads, and forks workers from itself.
 
-It speaks with the launcher over one socket, a JSON object a line. The launcher sends {"orders": …} with the arena's
-descriptors, or {"signal": n} for all workers that still live. The server says {"rank": r, "status": s} of each worker
-that ends. When the launcher goes away, in whatever way, the socket ends, and the server ends its workers and itself.
-"""
+It speaks with the launcher over one socket, a JSON object a line. The launcher sends {"orders": …}
+with the arena's descriptors, or {"signal": n} for all workers that still live. The server says
+{"rank": r, "status": s} of each worker that ends. When the launcher goes away, in whatever way, the
+socket ends, and the server ends its workers and itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import sys
 import traceback
 from typing import Any
 
-# Torch loads this with the first optimizer that is made. It takes over a second: better once than in each worker.
+# Torch loads this with the first optimizer that is made. It takes over a second: better once than
+# in each worker.
 import torch._dynamo  # noqa: F401
 
 from flockstep.backends.local.arena import Arena
@@ -83,7 +84,9 @@ class Server:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _become_worker(self, descriptors: list[int], bells: Bells, orders: Orders, rank: int) -> None:
+    def _become_worker(
+        self, descriptors: list[int], bells: Bells, orders: Orders, rank: int
+    ) -> None:
         """In the new process: run the program and never return."""
         code = 1
         try:
@@ -93,7 +96,7 @@ class Server:
             os.close(self._alarm)
             work(Arena(*descriptors), bells, orders, rank)
             code = 0
-        except BaseException:  # noqa: BLE001  nothing may climb up into the server's loop, of which this is a copy
+        except BaseException:
             traceback.print_exc()
         finally:
             try:
@@ -107,7 +110,9 @@ class Server:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
-            self._tell({"rank": self._ranks.pop(process), "status": os.waitstatus_to_exitcode(status)})
+            self._tell(
+                {"rank": self._ranks.pop(process), "status": os.waitstatus_to_exitcode(status)}
+            )
 
     def _signal(self, number: int) -> None:
         for process in self._ranks:

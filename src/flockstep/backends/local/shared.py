@@ -11,12 +11,13 @@ from torch import Tensor
 
 from flockstep.backends.local.arena import ALIGNMENT, Arena
 from flockstep.backends.local.seat import Seat
-from flockstep.comm import SharedTensor
-from flockstep.meter import Meter
+from flockstep.comm import Meter, SharedTensor
 
 
 def _header_words(members: int) -> int:
-    """Whose turn it is, and three words for each member: waits for the lock, has retired, waits for a change."""
+    """Whose turn it is, and three words for each member: waits for the lock, has retired, waits
+    for a change.
+    """
     return 1 + 3 * members
 
 
@@ -25,7 +26,9 @@ def _header_bytes(members: int) -> int:
 
 
 class LocalShared(SharedTensor):
-    """A tensor in the arena. Nothing is locked but by `lock()`, which the kernel frees if its holder dies."""
+    """A tensor in the arena. Nothing is locked but by `lock()`, which the kernel frees if its
+    holder dies.
+    """
 
     def __init__(
         self,
@@ -72,8 +75,8 @@ class LocalShared(SharedTensor):
         self._ring(self._waits_for_change)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
-        # What is added is measured from the value that is returned, so that what the centre gains the caller
-        # can lose, whatever others do to the value in between.
+        # What is added is measured from the value that is returned, so that what the centre gains
+        # the caller can lose, whatever others do to the value in between.
         before = self._value.clone()
         self._value.add_(tensor.to(before.device) - before, alpha=weight)
         self._ring(self._waits_for_change)
@@ -81,7 +84,9 @@ class LocalShared(SharedTensor):
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
         self._waits_for_change[self._rank] = 1
-        self._seat.wait(lambda: holds(out.copy_(self._value)), f"wait_until of shared {self.name!r}")
+        self._seat.wait(
+            lambda: holds(out.copy_(self._value)), f"wait_until of shared {self.name!r}"
+        )
         self._waits_for_change[self._rank] = 0
 
     def pages(self) -> Tensor:
@@ -123,7 +128,9 @@ class LocalShared(SharedTensor):
             self._seat.ring(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
 
     def _has_turn(self) -> bool:
-        """The turn of one who was lost before passing it belongs to the next: nobody needs to write that down."""
+        """The turn of one who was lost before passing it belongs to the next: nobody needs to
+        write that down.
+        """
         turn = self._turn[0]
         if turn == self._rank:
             return True

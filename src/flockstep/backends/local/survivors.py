@@ -1,10 +1,11 @@
 """`Comm` over shared memory for a run that goes on when workers are lost.
 
-What makes it simple: a collective has one phase. Every member copies its tensor into the arena and says so in one word,
-its sequence number; then it waits until each of the others has said so or is lost, and works out the result for itself.
-The launcher calls a worker lost once its process is gone, so its word does not change any more: it took part if it came
-to write it, and all see the same. Its copy stays readable. Nobody depends on what another does later, no tensor is
-changed where it lies before the result is known, and nothing needs to be undone.
+What makes it simple: a collective has one phase. Every member copies its tensor into the arena and
+says so in one word, its sequence number; then it waits until each of the others has said so or is
+lost, and works out the result for itself. The launcher calls a worker lost once its process is
+gone, so its word does not change any more: it took part if it came to write it, and all see the
+same. Its copy stays readable. Nobody depends on what another does later, no tensor is changed where
+it lies before the result is known, and nothing needs to be undone.
 
 That costs memory traffic: each worker reads all tensors, where `LocalComm` shares the work out.
 """
@@ -18,10 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flockstep.backends.local.comm import CHUNK_ELEMENTS, SEQ, TAKEN, Group, LocalComm
+from flockstep.backends.local.comm import (
+    CHUNK_ELEMENTS,
+    SEQ,
+    TAKEN,
+    Group,
+    LocalComm,
+)
 from flockstep.backends.local.seat import Seat
-from flockstep.meter import Meter
-from flockstep.reduction import REDUCTIONS, reduce_in_rank_order
+from flockstep.comm import REDUCTIONS, Meter, reduce_in_rank_order
 
 
 class SurvivingComm(LocalComm):
@@ -41,7 +47,9 @@ class SurvivingComm(LocalComm):
         return missed
 
     def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
-        is_lost = self._missed() != 0  # first: the word of one who is lost, read after this, is its last
+        is_lost = (
+            self._missed() != 0
+        )  # first: the word of one who is lost, read after this, is its last
         return bool((is_lost | (table[:, SEQ] >= seq)).all())
 
     def _who_came(self, table: NDArray[np.int64], seq: int) -> Sequence[int]:
@@ -76,7 +84,9 @@ class SurvivingComm(LocalComm):
 
     def _wait_for(self, peer: int, is_ready: Callable[[], bool], call: str) -> None:
         """Wait until `is_ready()`, or until `peer` is lost."""
-        self._seat.wait(lambda: self._is_lost(peer) or is_ready(), f"{call} rank {self._group.ranks[peer]}")
+        self._seat.wait(
+            lambda: self._is_lost(peer) or is_ready(), f"{call} rank {self._group.ranks[peer]}"
+        )
 
     def _is_lost(self, peer: int) -> bool:
         return bool(self._seat.board.missed[self._group.ranks[peer]])

@@ -18,10 +18,19 @@ from flockstep.backends.base import Stopped, stream_seed
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
-from flockstep.backends.local.seat import BEGAN, ENDED, OUTCOME, RUNNING, STATE, Bells, Board, Seat
+from flockstep.backends.local.seat import (
+    BEGAN,
+    ENDED,
+    OUTCOME,
+    RUNNING,
+    STATE,
+    Bells,
+    Board,
+    Seat,
+)
 from flockstep.backends.local.survivors import SurvivingComm
+from flockstep.comm import Meter
 from flockstep.errors import FlockstepError, WorkerError, worker_error
-from flockstep.meter import Meter
 
 PR_SET_PDEATHSIG = 1
 
@@ -50,7 +59,9 @@ class Outcome:
 
 def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     """Run the program as worker `rank` and leave its outcome in the arena."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops its workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the launcher, which stops its workers
     signal.signal(signal.SIGTERM, _stop)
     _die_with_parent()
     _print_whole_lines()
@@ -78,7 +89,7 @@ def _run(seat: Seat, orders: Orders) -> Outcome:
         return Outcome(program(comm))
     except Stopped:
         raise
-    except BaseException as error:  # noqa: BLE001  whatever ended the program is the launcher's to raise
+    except BaseException as error:
         return Outcome(error=error, trace=traceback.format_exc())
 
 
@@ -86,11 +97,15 @@ def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
     try:
         place = payload.store(arena, outcome)
         if outcome.error is not None:
-            payload.load_copy(arena, place)  # many exceptions go into a pickle and do not come out again
+            payload.load_copy(
+                arena, place
+            )  # many exceptions go into a pickle and do not come out again
         return place
-    except Exception as error:  # noqa: BLE001  pickle raises whatever the objects it meets raise
+    except Exception as error:
         if outcome.error is None:
-            sent: FlockstepError = FlockstepError(f"rank {rank} cannot send what its program returned: {error}")
+            sent: FlockstepError = FlockstepError(
+                f"rank {rank} cannot send what its program returned: {error}"
+            )
         else:
             sent = WorkerError(str(worker_error(rank, outcome.error)), rank)
         return payload.store(arena, Outcome(error=sent, trace=outcome.trace))
@@ -101,12 +116,21 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
 
 
 def _print_whole_lines() -> None:
-    """Write a line of output at once, so that workers' lines do not mix, also under PYTHONUNBUFFERED."""
+    """Write a line of output at once, so that workers' lines do not mix, also under
+    PYTHONUNBUFFERED.
+    """
     sys.stdout, sys.stderr = map(_line_buffered, (sys.stdout, sys.stderr))
 
 
 def _line_buffered(stream: TextIO) -> TextIO:
-    return os.fdopen(stream.fileno(), "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
+    return os.fdopen(
+        stream.fileno(),
+        "w",
+        buffering=1,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        closefd=False,
+    )
 
 
 def _die_with_parent() -> None:

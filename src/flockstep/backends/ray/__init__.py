@@ -1,4 +1,6 @@
-"""Workers as actors of a Ray cluster. Ray is imported by the modules beside this one, and only when a run begins."""
+"""Workers as actors of a Ray cluster. Ray is imported by the modules beside this one, and only
+when a run begins.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,19 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher
+from flockstep.backends.base import (
+    ON_FAILURE,
+    Backend,
+    Program,
+    Watcher,
+)
 from flockstep.errors import FlockstepError
-from flockstep.fields import require, require_choice, require_integer, require_number
+from flockstep.fields import (
+    require,
+    require_choice,
+    require_integer,
+    require_number,
+)
 
 if TYPE_CHECKING:
     from flockstep.backends.ray.crew import Crew
@@ -18,16 +30,17 @@ PLACEMENTS = ("pack", "spread")
 
 
 class Ray(Backend):
-    """Actors of a Ray cluster: the one that RAY_ADDRESS names, or one that is started on this machine.
+    """Actors of a Ray cluster: the one that RAY_ADDRESS names, or one that is started on this
+    machine.
 
-    A cluster that is started here listens on loopback only, has no dashboard, and ends with the launch. To launch
-    often, keep it and its idle workers: `with fs.Ray() as kept: fs.launch(program, 4, backend=kept)`.
+    A cluster that is started here listens on loopback only, has no dashboard, and ends with the
+    launch. To launch often, keep it and its idle workers: `with fs.Ray() as kept:
+    fs.launch(program, 4, backend=kept)`.
 
-    Fields:
-        placement: "pack" puts workers on few hosts, "spread" on many.
-        household: this many neighbouring ranks always share a host; the placement is that of the households.
-        resources: what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told.
-        homes: how many actors hold the parts of shared tensors; by default one on each host, and two at least.
+    Fields: placement: "pack" puts workers on few hosts, "spread" on many. household: this many
+        neighbouring ranks always share a host; the placement is that of the households. resources:
+        what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told. homes: how
+        many actors hold the parts of shared tensors; by default one on each host, and two at least.
     """
 
     def __init__(
@@ -88,4 +101,6 @@ class Ray(Backend):
         from flockstep.backends.ray.session import Session
 
         session = stack.enter_context(Session())
-        return stack.enter_context(Crew(session, self.placement, self.household, self.resources, self.homes))
+        return stack.enter_context(
+            Crew(session, self.placement, self.household, self.resources, self.homes)
+        )

@@ -1,4 +1,6 @@
-"""The actors of this process: workers where the placement wants them, and homes of shared tensors beside them."""
+"""The actors of this process: workers where the placement wants them, and homes of shared
+tensors beside them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from flockstep.backends.ray.homes import HomeActor
 from flockstep.backends.ray.session import Session
@@ -38,7 +43,12 @@ class Crew:
     """Workers and homes, kept from one run to the next. Rank r has always the same seat."""
 
     def __init__(
-        self, session: Session, placement: str, household: int, resources: Mapping[str, float], homes: int | None
+        self,
+        session: Session,
+        placement: str,
+        household: int,
+        resources: Mapping[str, float],
+        homes: int | None,
     ) -> None:
         self.address = session.address
         self._room_seconds = session.room_seconds
@@ -93,12 +103,16 @@ class Crew:
             self.homes = []
 
     def _make_room(self, count: int) -> None:
-        """Reserve what further workers need. A household is one bundle, which Ray never divides between hosts."""
+        """Reserve what further workers need. A household is one bundle, which Ray never divides
+        between hosts.
+        """
         missing = count - len(self._seats)
         if missing <= 0:
             return
         households = -(-missing // self._household)
-        bundle = {name: amount * self._household for name, amount in self._resources.items() if amount}
+        bundle = {
+            name: amount * self._household for name, amount in self._resources.items() if amount
+        }
         # A bundle must not be empty; of this resource every host has more than enough.
         bundle = bundle or {"object_store_memory": 1.0}
         group = placement_group([bundle] * households, strategy=self._placement.upper())
@@ -108,14 +122,18 @@ class Crew:
                 f"Ray has no room for {count} workers with {dict(self._resources)} each, {self._household} to a host, "
                 f"within {self._room_seconds:g} s; all hosts together have {ray.cluster_resources()}"
             )
-        self._seats += [Seat(group, bundle) for bundle in range(households) for _ in range(self._household)]
+        self._seats += [
+            Seat(group, bundle) for bundle in range(households) for _ in range(self._household)
+        ]
 
     def _start_homes(self) -> None:
         """Homes on the hosts of the workers, in turn."""
         if self.homes:
             return
         tables = [placement_group_table(group) for group in self._groups]
-        nodes = list(dict.fromkeys(node for table in tables for node in table["bundles_to_node_id"].values()))
+        nodes = list(
+            dict.fromkeys(node for table in tables for node in table["bundles_to_node_id"].values())
+        )
         make: Any = ray.remote(HomeActor)
         for index in range(self._home_count or max(len(nodes), FEWEST_HOMES)):
             where = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=False)
@@ -129,5 +147,7 @@ class Crew:
             num_cpus=amounts.pop("CPU", 0),
             num_gpus=amounts.pop("GPU", 0),
             resources=amounts,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.bundle),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                seat.group, placement_group_bundle_index=seat.bundle
+            ),
         ).remote()

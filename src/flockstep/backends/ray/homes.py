@@ -1,9 +1,10 @@
-"""Where shared tensors live: actors that hold parts of them, in memory that workers of the same host map.
+"""Where shared tensors live: actors that hold parts of them, in memory that workers of the same
+host map.
 
-A worker on a home's host works on the home's pages themselves, as local processes do: nothing is sent, and nothing goes
-through the object store. For a worker on another host the home does the same to the same pages, and tensors travel as
-objects of Ray's store: put there once by who sends them, and read where they lie.
-"""
+A worker on a home's host works on the home's pages themselves, as local processes do: nothing is
+sent, and nothing goes through the object store. For a worker on another host the home does the same
+to the same pages, and tensors travel as objects of Ray's store: put there once by who sends them,
+and read where they lie."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from flockstep.backends.ray.worker import node_id
 
-# Elements that are worked on at once: few enough to stay in the cache from one operation to the next.
+# Elements that are worked on at once: few enough to stay in the cache from one operation to the
+# next.
 CHUNK = 1 << 18
 
 Bytes = NDArray[np.uint8]
@@ -54,11 +56,14 @@ class Memory:
     nbytes: int
 
     def map(self, dtype: torch.dtype) -> Tensor | None:
-        """The part itself; None if it cannot be reached from here: on another host, or in a container of its own."""
+        """The part itself; None if it cannot be reached from here: on another host, or in a
+        container of its own.
+        """
         if self.node != node_id():
             return None
         try:
-            # A process of the same number in another container is not the home: the name has a secret in it.
+            # A process of the same number in another container is not the home: the name has a
+            # secret in it.
             if self.name not in str(Path(self.path).readlink()):
                 return None
             descriptor = os.open(self.path, os.O_RDWR)
@@ -89,7 +94,9 @@ class HomeActor:
             descriptor = os.memfd_create(name)
             os.ftruncate(descriptor, nbytes)
             self._descriptors[key] = descriptor
-            self._memory[key] = Memory(node_id(), f"/proc/{os.getpid()}/fd/{descriptor}", name, nbytes)
+            self._memory[key] = Memory(
+                node_id(), f"/proc/{os.getpid()}/fd/{descriptor}", name, nbytes
+            )
             self._parts[key] = mapped(descriptor, nbytes, dtype)
         return self._memory[key]
 
@@ -99,7 +106,7 @@ class HomeActor:
             os.close(self._descriptors.pop(key))
             del self._memory[key], self._parts[key]
 
-    # --- for workers on other hosts ---------------------------------------------------------------------------
+    # --- for workers on other hosts ---------------------------------------------------------------
 
     def read(self, key: str) -> Bytes:
         return as_bytes(self._parts[key])

@@ -1,4 +1,6 @@
-"""Python objects on their way through Ray's object store: a pickle, and beside it the memory of tensors and arrays."""
+"""Python objects on their way through Ray's object store: a pickle, and beside it the memory of
+tensors and arrays.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from numpy.typing import NDArray
 from flockstep.backends.local.payload import _Pickler
 
 Parcel = list[NDArray[np.uint8]]
-"""The first part is the pickle. Ray stores arrays as they are and shows them to readers without a copy."""
+"""The first part is the pickle. Ray stores arrays as they are and shows them to readers without
+a copy.
+"""
 
 
 def pack(value: Any) -> Parcel:
@@ -24,6 +28,8 @@ def pack(value: Any) -> Parcel:
 
 
 def unpack(parcel: Parcel) -> Any:
-    """The value, in memory of its own: what the store shows is everybody's, and must not be written to."""
+    """The value, in memory of its own: what the store shows is everybody's, and must not be
+    written to.
+    """
     stream, *buffers = parcel
     return pickle.loads(stream.data, buffers=[bytearray(buffer) for buffer in buffers])

@@ -23,13 +23,17 @@ from flockstep.backends.ray.parcel import pack, unpack
 from flockstep.errors import FlockstepError, worker_error
 
 LOOK_SECONDS = 0.05
-UNWIND_SECONDS = 1.0  # for workers that are asked to stop, before they are killed: others take long to start
+UNWIND_SECONDS = (
+    1.0  # for workers that are asked to stop, before they are killed: others take long to start
+)
 
 
 class Run:
     """A run of `program` by the first workers of a crew."""
 
-    def __init__(self, crew: Crew, program: Program, workers: int, seed: int, on_failure: str) -> None:
+    def __init__(
+        self, crew: Crew, program: Program, workers: int, seed: int, on_failure: str
+    ) -> None:
         self._crew = crew
         self._program = program
         self._workers = workers
@@ -37,7 +41,9 @@ class Run:
         self._on_failure = on_failure
         self._coordinator = Coordinator(workers, on_failure)
         self._results: list[Any] = [None] * workers
-        self._ranks: dict[Any, int] = {}  # of the workers that have not ended, by the reference to their outcome
+        self._ranks: dict[
+            Any, int
+        ] = {}  # of the workers that have not ended, by the reference to their outcome
         self._outputs: list[Any] = []
         self._stack = ExitStack()
 
@@ -55,7 +61,9 @@ class Run:
         run, token = secrets.token_bytes(RUN_BYTES), secrets.token_bytes(TOKEN_BYTES)
         workers = self._crew.workers(self._workers)
         stack.callback(self._crew.forget, run.hex())
-        service = stack.enter_context(Service(self._crew.address, run, token, {"worker": self._coordinator.serve}))
+        service = stack.enter_context(
+            Service(self._crew.address, run, token, {"worker": self._coordinator.serve})
+        )
         store = _store(self._crew.address)
         stack.callback(lambda: store)  # lives as long as the run
         stack.callback(self._stop_workers)
@@ -72,7 +80,9 @@ class Run:
                 token=token,
                 host=place.address,
             )
-            self._ranks[actor.run.remote(ticket, parcel, self._crew.homes, neighbours[place.node])] = rank
+            self._ranks[
+                actor.run.remote(ticket, parcel, self._crew.homes, neighbours[place.node])
+            ] = rank
             self._outputs.append(actor.output.options(num_returns="streaming").remote())
 
     def wait(self, watch: Watcher | None) -> list[Any]:
@@ -85,7 +95,9 @@ class Run:
             if watch is not None:
                 watch(self._coordinator.steps)
         self._print_the_rest()
-        return [self._coordinator.lost.get(rank, result) for rank, result in enumerate(self._results)]
+        return [
+            self._coordinator.lost.get(rank, result) for rank, result in enumerate(self._results)
+        ]
 
     def _listen(self, seconds: float) -> None:
         """Take in what workers print and what they come to; wait a moment for it."""
@@ -112,7 +124,7 @@ class Run:
             return
         try:
             outcome: Outcome = unpack(parcel)
-        except Exception as unreadable:  # noqa: BLE001  whatever the objects in the pickle raise
+        except Exception as unreadable:
             error = FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}")
             error.__cause__ = unreadable
             self._coordinator.fail(error)
@@ -156,9 +168,16 @@ class Run:
 
 
 def _store(address: str) -> TCPStore:
-    """What process groups are made at. It listens on that address alone, where torch would listen on all."""
+    """What process groups are made at. It listens on that address alone, where torch would
+    listen on all.
+    """
     with socket.create_server((address, 0)) as listener:
         port = listener.getsockname()[1]
         return TCPStore(
-            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=False,
         )

@@ -1,4 +1,6 @@
-"""The connection to Ray: to a cluster that is there, or to one that is started for the purpose and stopped again."""
+"""The connection to Ray: to a cluster that is there, or to one that is started for the purpose
+and stopped again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from types import FrameType, ModuleType
 
 LOOPBACK = "127.0.0.1"
 LONGEST_FOLDER = 20
-# One machine takes as many workers as are asked for, as local processes do: Ray is not to count its cores.
+# One machine takes as many workers as are asked for, as local processes do: Ray is not to count its
+# cores.
 ROOM = 10_000
 
 
@@ -27,27 +30,34 @@ def _secret() -> str:
 
 
 def _settings() -> dict[str, str]:
-    """Ray's environment while it starts a cluster here. What the caller has set about authentication stays."""
+    """Ray's environment while it starts a cluster here. What the caller has set about
+    authentication stays.
+    """
     settings = {
-        # The name misleads: with "0", on any system, Ray lets a node have the loopback address and then listens there
-        # alone. Otherwise it turns 127.0.0.1 into the address of a network card.
+        # The name misleads: with "0", on any system, Ray lets a node have the loopback address and
+        # then listens there alone. Otherwise it turns 127.0.0.1 into the address of a network card.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
-        # Ray asks for a token by itself. Without one in its environment it would write one into the user's home.
+        # Ray asks for a token by itself. Without one in its environment it would write one into the
+        # user's home.
         settings["RAY_AUTH_TOKEN"] = _secret()
     return settings
 
 
 class Session:
-    """A connection to Ray for the length of a `with`. What was not started here is not stopped here."""
+    """A connection to Ray for the length of a `with`. What was not started here is not stopped
+    here.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.address = LOOPBACK  # of this process, for workers to reach it by
-        self.room_seconds = 5.0  # for workers to find room: nothing can be added to a cluster of one machine
+        self.room_seconds = (
+            5.0  # for workers to find room: nothing can be added to a cluster of one machine
+        )
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
@@ -72,7 +82,8 @@ class Session:
         import ray
         from ray._private import ray_constants
 
-        # Ray reads its settings when it is first imported, which the caller may have done long before.
+        # Ray reads its settings when it is first imported, which the caller may have done long
+        # before.
         _set(stack, ray_constants, "ENABLE_RAY_CLUSTER", False)
         with _quiet(stack):
             ray.init(
@@ -84,12 +95,13 @@ class Session:
                 _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
                 _system_config={
-                    # Objects that nobody holds any more are freed at once, and their memory, whose pages are there,
-                    # is used again: fresh pages cost many times the copy into them.
+                    # Objects that nobody holds any more are freed at once, and their memory, whose
+                    # pages are there, is used again: fresh pages cost many times the copy into
+                    # them.
                     "free_objects_period_milliseconds": 0,
                     "prestart_worker_first_driver": False,
-                    # Ray lets its workers give way to everybody else (nice 15): beside a few busy processes they
-                    # hardly run at all, and take minutes to start.
+                    # Ray lets its workers give way to everybody else (nice 15): beside a few busy
+                    # processes they hardly run at all, and take minutes to start.
                     "worker_niceness": 0,
                 },
             )
@@ -117,7 +129,9 @@ def _restored_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in {name for name in {*os.environ, *before} if name.startswith(("RAY_", "PYTHONBREAKPOINT"))}:
+        for name in {
+            name for name in {*os.environ, *before} if name.startswith(("RAY_", "PYTHONBREAKPOINT"))
+        }:
             if name in before:
                 os.environ[name] = before[name]
             else:
@@ -132,10 +146,13 @@ def _set(stack: ExitStack, module: ModuleType, name: str, value: object) -> None
 
 @contextmanager
 def _quiet(stack: ExitStack) -> Iterator[None]:
-    """Connect to Ray inside, without its effects on the caller's process; disconnect when the stack is closed."""
+    """Connect to Ray inside, without its effects on the caller's process; disconnect when the
+    stack is closed.
+    """
     from ray._private import worker
 
-    # Ray prints on the caller's standard output that a worker died; here an error or a result says so.
+    # Ray prints on the caller's standard output that a worker died; here an error or a result says
+    # so.
     _set(stack, worker, "_worker_logs_enabled", False)
     before = signal.getsignal(signal.SIGTERM)
     is_main = threading.current_thread() is threading.main_thread()

@@ -25,7 +25,9 @@ Finish = Callable[[], None] | None
 
 
 class Part(ABC):
-    """One part of a shared tensor. Its operations take flat tensors of the CPU, of just this part."""
+    """One part of a shared tensor. Its operations take flat tensors of the CPU, of just this
+    part.
+    """
 
     @abstractmethod
     def read(self, out: Tensor) -> Finish: ...
@@ -76,7 +78,9 @@ class DistantPart(Part):
         return self._answer(self._actor.add.remote(self._key, memory.as_bytes(tensor), scale))
 
     def blend(self, tensor: Tensor, weight: float, before: Tensor) -> Finish:
-        return self._answer(self._actor.blend.remote(self._key, memory.as_bytes(tensor), weight), before)
+        return self._answer(
+            self._actor.blend.remote(self._key, memory.as_bytes(tensor), weight), before
+        )
 
     @staticmethod
     def _answer(reference: Any, out: Tensor | None = None) -> Finish:
@@ -105,11 +109,20 @@ class RayShared(LockedByLine):
         if home is not None:
             homes = [homes[home % len(homes)]]
         bounds = [like.numel() * index // len(homes) for index in range(len(homes) + 1)]
-        spans = [(home, span) for home, span in zip(homes, pairwise(bounds), strict=True) if span[1] > span[0]]
+        spans = [
+            (home, span)
+            for home, span in zip(homes, pairwise(bounds), strict=True)
+            if span[1] > span[0]
+        ]
         self._spans = [slice(*span) for _, span in spans]
         key = f"{run} {comm.name} {name}"
         try:
-            held = ray.get([home.hold.remote(key, (b - a) * like.element_size(), self.dtype) for home, (a, b) in spans])
+            held = ray.get(
+                [
+                    home.hold.remote(key, (b - a) * like.element_size(), self.dtype)
+                    for home, (a, b) in spans
+                ]
+            )
         except RayActorError as error:
             raise self._lost_home(error) from error
         self._parts: list[Part] = []
@@ -145,28 +158,36 @@ class RayShared(LockedByLine):
         return part.value.view(self.shape) if isinstance(part, MappedPart) else None
 
     def _memory_for_answer(self, tensor: Tensor) -> Tensor:
-        """Memory that is the caller's alone: that of the last answer, if no tensor on it is left, else fresh.
+        """Memory that is the caller's alone: that of the last answer, if no tensor on it is left,
+        else fresh.
 
         The pages of large fresh memory cost several times the copy into them.
         """
         mine_and_the_calls = 2
         if not tensor.numel():
             return torch.empty(0, dtype=self.dtype)
-        if self._answer.nbytes != tensor.nbytes or sys.getrefcount(self._answer) > mine_and_the_calls:
+        if (
+            self._answer.nbytes != tensor.nbytes
+            or sys.getrefcount(self._answer) > mine_and_the_calls
+        ):
             self._answer = np.empty(tensor.nbytes, dtype=np.uint8)
         return torch.from_numpy(self._answer).view(self.dtype)
 
     def _all(self, do: Callable[[Part, slice], Finish]) -> None:
         """Ask for all parts, then wait for those that are not done."""
         try:
-            for finish in [do(part, span) for part, span in zip(self._parts, self._spans, strict=True)]:
+            for finish in [
+                do(part, span) for part, span in zip(self._parts, self._spans, strict=True)
+            ]:
                 if finish is not None:
                     finish()
         except RayActorError as error:
             raise self._lost_home(error) from error
 
     def _lost_home(self, error: RayActorError) -> WorkerLost:
-        return WorkerLost(f"a home of shared {self.name!r} is lost, and with it a part of the value: {error}")
+        return WorkerLost(
+            f"a home of shared {self.name!r} is lost, and with it a part of the value: {error}"
+        )
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -176,7 +197,9 @@ def _flat(tensor: Tensor) -> Tensor:
 def maker_of_shared(homes: Sequence[Any], run: str) -> Callable[[Line], Any]:
     """What `work` asks for: makes what serves `comm.shared`."""
 
-    def make(comm: ClusterComm, name: str, like: Tensor, home: int | None, is_first: bool) -> RayShared:
+    def make(
+        comm: ClusterComm, name: str, like: Tensor, home: int | None, is_first: bool
+    ) -> RayShared:
         return RayShared(comm, homes, run, name, like, home, is_first)
 
     return lambda line: make

@@ -40,19 +40,26 @@ def node_id() -> str:
 
 
 class WorkerActor:
-    """A process that runs one program after another. It has torch loaded before it says that it is ready."""
+    """A process that runs one program after another. It has torch loaded before it says that it
+    is ready.
+    """
 
     def __init__(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops its workers
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C reaches the launcher, which stops its workers
         self._printed: queue.SimpleQueue[Printed | None] = queue.SimpleQueue()
-        # Torch loads this when the first optimizer is made, which no program should have to wait for.
+        # Torch loads this when the first optimizer is made, which no program should have to wait
+        # for.
         import torch._dynamo  # noqa: F401
 
     def place(self) -> Place:
         return Place(node_id(), ray.util.get_node_ip_address())
 
     def run(self, ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Parcel | None:
-        """Be a worker of a run; returns its outcome, or None if it was stopped. `neighbours` share this host."""
+        """Be a worker of a run; returns its outcome, or None if it was stopped. `neighbours`
+        share this host.
+        """
         with _printing_to(self._printed):
             try:
                 return _packed(_run(ticket, program, homes, neighbours), ticket.rank)
@@ -77,7 +84,7 @@ def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcom
         return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))
     except Stopped:
         raise
-    except BaseException as error:  # noqa: BLE001  whatever ended the program is the launcher's to raise
+    except BaseException as error:
         return Outcome(error=error, trace=traceback.format_exc())
 
 
@@ -87,9 +94,11 @@ def _packed(outcome: Outcome, rank: int) -> Parcel:
         if outcome.error is not None:
             unpack(parcel)  # many exceptions go into a pickle and do not come out again
         return parcel
-    except Exception as error:  # noqa: BLE001  pickle raises whatever the objects it meets raise
+    except Exception as error:
         if outcome.error is None:
-            sent: FlockstepError = FlockstepError(f"rank {rank} cannot send what its program returned: {error}")
+            sent: FlockstepError = FlockstepError(
+                f"rank {rank} cannot send what its program returned: {error}"
+            )
         else:
             sent = WorkerError(str(worker_error(rank, outcome.error)), rank)
         return pack(Outcome(error=sent, trace=outcome.trace))

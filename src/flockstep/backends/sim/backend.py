@@ -12,14 +12,19 @@ from typing import Any
 
 import torch
 
-from flockstep.backends.base import ON_FAILURE, Backend, Program, Watcher
+from flockstep.backends.base import (
+    ON_FAILURE,
+    Backend,
+    Program,
+    Watcher,
+)
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.randomness import RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
+from flockstep.comm import Meter
 from flockstep.errors import worker_error
 from flockstep.fields import require_choice, require_integer
-from flockstep.meter import Meter
 from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1
@@ -63,8 +68,14 @@ class _Simulation:
     """One run: its threads, their results, the first failure."""
 
     def __init__(self, backend: Simulator, program: Program, workers: int, seed: int) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), RandomStreams(seed, workers))
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        self._scheduler = Scheduler(
+            workers, min(backend.lanes or cores, workers), RandomStreams(seed, workers)
+        )
         self._program = program
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0
@@ -86,14 +97,18 @@ class _Simulation:
     def run(self, watch: Watcher | None) -> list[Any]:
         scheduler = self._scheduler
         for slot in scheduler.slots:
-            slot.thread = threading.Thread(target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True)
+            slot.thread = threading.Thread(
+                target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True
+            )
             slot.thread.start()
         try:
             scheduler.start()
             while not scheduler.finished.wait(LOOK_SECONDS) and scheduler.error is None:
                 if watch:
                     watch([slot.steps for slot in scheduler.slots])
-        except BaseException as error:  # Ctrl-C, or the watcher failed: the workers must not go on alone
+        except (
+            BaseException
+        ) as error:  # Ctrl-C, or the watcher failed: the workers must not go on alone
             scheduler.fail(error)
             raise
         finally:
@@ -105,7 +120,9 @@ class _Simulation:
         return self._results
 
     def _work(self, slot: Slot) -> None:
-        """The body of a worker's thread. An interruption may arrive anywhere in it, on the way out too."""
+        """The body of a worker's thread. An interruption may arrive anywhere in it, on the way
+        out too.
+        """
         with suppress(Cancelled):
             self._run_program(slot)
         while slot.is_interruptible:
@@ -120,17 +137,21 @@ class _Simulation:
             scheduler.begin(slot)
             comm.start_stopwatch()
             self._results[slot.rank] = self._program(comm)
-        except BaseException as raised:  # noqa: BLE001  whatever ended the program ends the run, which raises it
+        except BaseException as raised:
             error = raised
             if scheduler.error is None and not isinstance(raised, Cancelled):
                 self._failed_rank = slot.rank
         scheduler.end(slot, error)
 
     def _join(self) -> None:
-        """See every thread off. One that was deep in its own computing is interrupted, then left behind."""
+        """See every thread off. One that was deep in its own computing is interrupted, then left
+        behind.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         for slot in self._scheduler.slots:
-            while slot.thread is not None and slot.thread.is_alive() and time.monotonic() < deadline:
+            while (
+                slot.thread is not None and slot.thread.is_alive() and time.monotonic() < deadline
+            ):
                 slot.thread.join(LOOK_SECONDS)
                 with self._scheduler.mutex:  # so that nobody is interrupted while waking the others
                     if slot.is_interruptible:

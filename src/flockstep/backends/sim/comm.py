@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.sim.compute import Stopwatch
-from flockstep.backends.sim.scheduler import TICKS_PER_SECOND, Scheduler, Slot, to_ticks
+from flockstep.backends.sim.scheduler import (
+    TICKS_PER_SECOND,
+    Scheduler,
+    Slot,
+    to_ticks,
+)
 from flockstep.backends.sim.shared import Home, SimShared
-from flockstep.comm import Comm, SharedTensor, signature
+from flockstep.comm import Comm, Meter, SharedTensor, reduce_in_rank_order, signature
 from flockstep.errors import MismatchError
-from flockstep.meter import Meter
 from flockstep.network import Link, Network, costs
-from flockstep.reduction import reduce_in_rank_order
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Group:
     link: Link
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)
-    mail: dict[tuple[int, int], deque[tuple[Tensor, int]]] = field(default_factory=dict)  # by (sender, receiver)
+    mail: dict[tuple[int, int], deque[tuple[Tensor, int]]] = field(
+        default_factory=dict
+    )  # by (sender, receiver)
     receivers: dict[tuple[int, int], tuple[Slot, Tensor]] = field(default_factory=dict)
     exchanges: dict[tuple[int, int], tuple[Slot, Tensor, Tensor]] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
@@ -69,7 +74,7 @@ class SimComm(Comm):
         self._network = network
         self._stopwatch = stopwatch
 
-    # --- time -------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return self._slot.clock / TICKS_PER_SECOND
@@ -95,21 +100,25 @@ class SimComm(Comm):
         finally:
             end, slot.clock, slot.is_in_background = slot.clock, began, False
 
-    # --- groups and shared tensors ----------------------------------------------------------------------------
+    # --- groups and shared tensors ----------------------------------------------------------------
 
     def split(self, color: int) -> SimComm:
         def settle(colors: list[Tensor]) -> dict[int, Group]:
             groups = {}
             for each in sorted({int(value) for value in colors}):
                 ranks = tuple(
-                    world for world, value in zip(self._group.ranks, colors, strict=True) if int(value) == each
+                    world
+                    for world, value in zip(self._group.ranks, colors, strict=True)
+                    if int(value) == each
                 )
                 groups[each] = Group(ranks, self._network.between(ranks))
             return groups
 
         group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
         rank = group.ranks.index(self._slot.rank)
-        return SimComm(self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter)
+        return SimComm(
+            self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
+        )
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         def settle(values: list[Tensor]) -> Home:
@@ -122,7 +131,7 @@ class SimComm(Comm):
         place = self._collective(call, like.detach(), settle, lambda _: 0.0)
         return SimShared(name, place, self._scheduler, self._slot, self.rank, self.meter)
 
-    # --- collectives ------------------------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------
 
     def _collective(
         self,
@@ -131,7 +140,9 @@ class SimComm(Comm):
         settle: Callable[[list[Tensor]], Any],
         seconds: Callable[[int], float],
     ) -> Any:
-        """Meet all members in `call`; the last to arrive runs `settle` on all tensors, for all of them."""
+        """Meet all members in `call`; the last to arrive runs `settle` on all tensors, for all
+        of them.
+        """
         group, rank = self._group, self.rank
         if self.meter.paused:
             seconds = _free
@@ -166,7 +177,9 @@ class SimComm(Comm):
 
         call = f"all_reduce({op}) of {signature(tensor)}"
         link, size = self._group.link, self.size
-        result = self._collective(call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes))
+        result = self._collective(
+            call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes)
+        )
         tensor.copy_(result)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -194,9 +207,11 @@ class SimComm(Comm):
 
     def _barrier(self) -> None:
         link, size = self._group.link, self.size
-        self._collective("barrier", torch.empty(0), lambda _: None, lambda _: costs.barrier_seconds(link, size))
+        self._collective(
+            "barrier", torch.empty(0), lambda _: None, lambda _: costs.barrier_seconds(link, size)
+        )
 
-    # --- two workers ------------------------------------------------------------------------------------------
+    # --- two workers ------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         group, slot, key = self._group, self._slot, (self.rank, peer)
@@ -218,7 +233,9 @@ class SimComm(Comm):
         self._scheduler.meet(self._slot, f"recv from rank {group.ranks[peer]}", wait)
 
     def _deliver(self, key: tuple[int, int]) -> None:
-        """Hand the oldest message of (sender, receiver) over, if there is one and somebody waits for it."""
+        """Hand the oldest message of (sender, receiver) over, if there is one and somebody waits
+        for it.
+        """
         group = self._group
         if group.mail.get(key) and key in group.receivers:
             message, ticks = group.mail[key].popleft()

@@ -14,7 +14,8 @@ from flockstep.fields import require, require_integer, require_number
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds per training step: `seconds` × the factor of a slow rank × log-normal jitter of mean 1.
+    """Seconds per training step: `seconds` × the factor of a slow rank × log-normal jitter of mean
+    1.
 
     `jitter` is the standard deviation of the logarithm; its draws depend on (seed, rank) alone.
 
@@ -34,7 +35,12 @@ class Compute:
             require(math.isfinite(value) and value >= 0, name, "be finite and at least 0", value)
         for rank, factor in self.slow.items():
             require_integer("slow", rank, 0)
-            require(math.isfinite(factor) and factor > 0, "slow", "map ranks to factors above 0", self.slow)
+            require(
+                math.isfinite(factor) and factor > 0,
+                "slow",
+                "map ranks to factors above 0",
+                self.slow,
+            )
 
     @classmethod
     def measured(cls) -> Compute:
@@ -65,4 +71,8 @@ class Stopwatch:
         if self._random is None:
             return self._seconds * times
         sigma = self._compute.jitter
-        return self._seconds * times * math.exp(sigma * self._random.standard_normal() - sigma * sigma / 2)
+        return (
+            self._seconds
+            * times
+            * math.exp(sigma * self._random.standard_normal() - sigma * sigma / 2)
+        )

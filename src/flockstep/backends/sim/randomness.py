@@ -1,11 +1,11 @@
 """A random stream of its own for each simulated worker, out of torch's single global generator.
 
-While one worker runs at a time, its state is swapped in and out with the baton: exact for whatever the program does,
-`torch.manual_seed` included. Workers side by side would draw from each other's stream. So the lanes stay closed until
-every worker has taken its first step, and open only if none of these steps drew; a model with dropout runs in one
-lane. Should a program start to draw later, the generator has moved, which is checked at every call, and the run stops
-rather than give figures that cannot be repeated.
-"""
+While one worker runs at a time, its state is swapped in and out with the baton: exact for whatever
+the program does, `torch.manual_seed` included. Workers side by side would draw from each other's
+stream. So the lanes stay closed until every worker has taken its first step, and open only if none
+of these steps drew; a model with dropout runs in one lane. Should a program start to draw later,
+the generator has moved, which is checked at every call, and the run stops rather than give figures
+that cannot be repeated."""
 
 from __future__ import annotations
 

@@ -1,18 +1,22 @@
 """Who runs next: worker threads, a baton for each lane, and virtual time.
 
-Every worker is a thread. It runs until its next call to the comm, hands the call to the scheduler and sleeps at its
-gate until the call has an outcome. There is no scheduler thread: whoever makes a call runs `_advance` under the
-mutex, which opens the gates of those who may go on. Two kinds of calls exist:
+Every worker is a thread. It runs until its next call to the comm, hands the call to the scheduler
+and sleeps at its gate until the call has an outcome. There is no scheduler thread: whoever makes a
+call runs `_advance` under the mutex, which opens the gates of those who may go on. Two kinds of
+calls exist:
 
-- *ordered* calls touch state that anybody may touch (shared tensors). They are applied strictly in the order of
-  (virtual time, rank): a call waits until no other worker can still come before it. A worker that runs, or may run,
-  can make no call earlier than its own clock, so its clock bounds what may be applied.
-- *meeting* calls (collectives, messages) touch only the tensors of those who take part, all of whom sleep. They are
-  settled as soon as the last of them arrives; the virtual time of the outcome follows from the clocks alone.
+- *ordered* calls touch state that anybody may touch (shared tensors). They are applied strictly in
+  the order of
+  (virtual time, rank): a call waits until no other worker can still come before it. A worker that
+  runs, or may run, can make no call earlier than its own clock, so its clock bounds what may be
+  applied.
+- *meeting* calls (collectives, messages) touch only the tensors of those who take part, all of whom
+  sleep. They are
+  settled as soon as the last of them arrives; the virtual time of the outcome follows from the
+  clocks alone.
 
-So the outcome depends on clocks and ranks, never on how threads were scheduled or how many lanes there are. Time is
-counted in whole attoseconds: sums are exact, and ties are ties.
-"""
+So the outcome depends on clocks and ranks, never on how threads were scheduled or how many lanes
+there are. Time is counted in whole attoseconds: sums are exact, and ties are ties."""
 
 from __future__ import annotations
 
@@ -67,18 +71,20 @@ class Scheduler:
         self._streams = streams
         self._running: set[Slot] = set()
         self._ready: list[tuple[int, int]] = []  # heap of (clock, rank)
-        self._ordered: list[tuple[int, int, Callable[[], int | None]]] = []  # heap; one entry a worker at most
+        self._ordered: list[
+            tuple[int, int, Callable[[], int | None]]
+        ] = []  # heap; one entry a worker at most
         self._unfinished = workers
 
-    # --- called by workers, on their own threads --------------------------------------------------------------
+    # --- called by workers, on their own threads --------------------------------------------------
 
     def begin(self, slot: Slot) -> None:
         """Wait for the first turn."""
         self._sleep(slot)
 
     def ordered(self, slot: Slot, call: str, apply: Callable[[], int | None]) -> None:
-        """Have `apply` run when it is this call's turn. It returns when the caller may go on, in ticks, or None
-        if somebody else will `wake` the caller."""
+        """Have `apply` run when it is this call's turn. It returns when the caller may go on, in
+        ticks, or None if somebody else will `wake` the caller."""
         with self.mutex:
             self._leave(slot, call, "ordered")
             heapq.heappush(self._ordered, (slot.clock, slot.rank, apply))
@@ -132,7 +138,7 @@ class Scheduler:
         if self.error is not None:
             raise Cancelled
 
-    # --- called under the mutex -------------------------------------------------------------------------------
+    # --- called under the mutex -------------------------------------------------------------------
 
     def wake(self, slot: Slot, ticks: int) -> None:
         """The call of `slot` has its outcome at time `ticks`."""
@@ -141,7 +147,9 @@ class Scheduler:
         heapq.heappush(self._ready, (slot.clock, slot.rank))
 
     def fail(self, error: BaseException) -> None:
-        """End the run: every sleeping worker wakes and unwinds. The first failure is the one that counts."""
+        """End the run: every sleeping worker wakes and unwinds. The first failure is the one
+        that counts.
+        """
         with self.mutex:
             if self.error is None:
                 self.error = error
@@ -176,7 +184,9 @@ class Scheduler:
         slot.gate.release()
 
     def _advance(self) -> None:
-        """Apply every ordered call whose turn it is, fill the lanes, and notice when nobody can go on."""
+        """Apply every ordered call whose turn it is, fill the lanes, and notice when nobody can
+        go on.
+        """
         lanes = self._lanes if self._streams.lanes_are_open else 1
         while self.error is None:
             if self._ordered and self._is_first(self._ordered[0][:2]):
@@ -198,14 +208,19 @@ class Scheduler:
             self.fail(DeadlockError(self._describe_deadlock()))
 
     def _is_first(self, key: tuple[int, int]) -> bool:
-        """Whether no worker that runs or is about to can still make an ordered call before `key`."""
+        """Whether no worker that runs or is about to can still make an ordered call before
+        `key`.
+        """
         if self._ready and self._ready[0] < key:
             return False
         return all(key < (slot.clock, slot.rank) for slot in self._running)
 
     def _describe_deadlock(self) -> str:
         return describe_deadlock(
-            [None if slot.state == "done" else f"{slot.call} at {self._line_of(slot)}" for slot in self.slots]
+            [
+                None if slot.state == "done" else f"{slot.call} at {self._line_of(slot)}"
+                for slot in self.slots
+            ]
         )
 
     def _line_of(self, slot: Slot) -> str:

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
-from flockstep.comm import SharedTensor
+from flockstep.comm import Meter, SharedTensor
 from flockstep.errors import FlockstepError
-from flockstep.meter import Meter
 from flockstep.network import Link, costs
 
 
 class Home:
-    """Where a shared tensor lives. Touched only by ordered calls, which come in the order of (time, rank).
+    """Where a shared tensor lives. Touched only by ordered calls, which come in the order of (time,
+    rank).
 
-    The link carries one transfer at a time. A transfer that finds it busy waits, and whoever is served later sees
-    what was served before: that is what "landed before" means here.
-    """
+    The link carries one transfer at a time. A transfer that finds it busy waits, and whoever is
+    served later sees what was served before: that is what "landed before" means here."""
 
     def __init__(self, value: Tensor, link: Link, members: int) -> None:
         self.value = value
@@ -32,7 +31,9 @@ class Home:
         self.waiting_for_turn: dict[int, Slot] = {}
         self.turn = 0
         self.takes_turns = [True] * members
-        self.watchers: list[Callable[[int], None]] = []  # told when a change has landed, in the order they came
+        self.watchers: list[
+            Callable[[int], None]
+        ] = []  # told when a change has landed, in the order they came
 
     def transfer(self, ticks: int, seconds: float) -> int:
         """Use the link from `ticks` on, or from when it is free; return when the transfer ends."""
@@ -56,7 +57,9 @@ class Home:
 class SimShared(SharedTensor):
     """One worker's handle on a home."""
 
-    def __init__(self, name: str, home: Home, scheduler: Scheduler, slot: Slot, rank: int, meter: Meter) -> None:
+    def __init__(
+        self, name: str, home: Home, scheduler: Scheduler, slot: Slot, rank: int, meter: Meter
+    ) -> None:
         self.name = name
         self.shape = home.value.shape
         self.dtype = home.value.dtype
@@ -90,7 +93,9 @@ class SimShared(SharedTensor):
         self._transfer("blend", blend, costs.blend_seconds)
         return before
 
-    def _transfer(self, verb: str, act: Callable[[], object], seconds: Callable[[Link, float], float]) -> None:
+    def _transfer(
+        self, verb: str, act: Callable[[], object], seconds: Callable[[Link, float], float]
+    ) -> None:
         home = self._home
 
         def apply() -> int:
@@ -103,7 +108,9 @@ class SimShared(SharedTensor):
         self._scheduler.ordered(self._slot, self._call(verb), apply)
 
     def _transferred(self, ticks: int, seconds: Callable[[Link, float], float]) -> int:
-        """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at which the value lives."""
+        """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at
+        which the value lives.
+        """
         home = self._home
         if self.meter.paused or self.is_home:
             return ticks
@@ -138,9 +145,12 @@ class SimShared(SharedTensor):
         try:
             yield
         finally:
-            # A worker that unwinds because the run has failed finds the scheduler closed; nobody waits any more.
+            # A worker that unwinds because the run has failed finds the scheduler closed; nobody
+            # waits any more.
             if self._scheduler.error is None:
-                self._scheduler.ordered(self._slot, self._call("unlock"), lambda: self._release(in_turn))
+                self._scheduler.ordered(
+                    self._slot, self._call("unlock"), lambda: self._release(in_turn)
+                )
 
     def retire(self) -> None:
         def apply() -> int:
@@ -180,5 +190,7 @@ class SimShared(SharedTensor):
 
     def _call(self, verb: str) -> str:
         if self._slot.is_in_background:  # calls come in the order of clocks, which must not go back
-            raise FlockstepError(f"rank {self._slot.rank}: {verb} of shared {self.name!r} cannot be in the background")
+            raise FlockstepError(
+                f"rank {self._slot.rank}: {verb} of shared {self.name!r} cannot be in the background"
+            )
         return f"{verb} of shared {self.name!r}"

@@ -1,0 +1,90 @@
+"""What a task costs, before anybody runs it: parameters, bytes, FLOPs, and whether its data are
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from flockstep.data import find_dataset, in_order
+from flockstep.device import on_device
+from flockstep.models import count_parameters, flops_per_sample
+from flockstep.tasks import TASKS, Task, find_task
+
+
+def summary(task: Task) -> dict[str, Any]:
+    """What can be said without data and without memory for the model."""
+    with torch.device("meta"):
+        model = task.model()
+    batch = task.batch_size if task.global_batch is None else task.global_batch
+    return {
+        "parameters": count_parameters(model),
+        "data": task.data or "its own",
+        "there": task.data is None or find_dataset(task.data).is_there(),
+        "epochs": task.epochs,
+        "batch": f"{batch} {'each' if task.global_batch is None else 'in all'}",
+    }
+
+
+def inspect_task(task: Task) -> dict[str, Any]:
+    """Parameters, their bytes, forward FLOPs of a sample, and FLOPs ÷ parameters.
+
+    A built-in task is inspected without its data. Of another's data one sample is used.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = task.model()
+    example = (
+        find_dataset(task.data).example()
+        if task.data
+        else next(in_order(task.loaded().train, 1))[0]
+    )
+    example = on_device(example, next(model.parameters()).device)
+    parameters, flops = count_parameters(model), flops_per_sample(model, example)
+    return {
+        "task": task.name,
+        "model": type(model).__name__,
+        "parameters": parameters,
+        "trained": sum(
+            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+        ),
+        "bytes": sum(parameter.nbytes for parameter in model.parameters()),
+        "flops_per_sample": flops,
+        "cc_ratio": flops / parameters,
+    }
+
+
+@click.command()
+@click.argument("task")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object on stdout and nothing else there.",
+)
+def inspect(task: str, as_json: bool) -> None:
+    """Print TASK's parameters, their bytes, its FLOPs and the ratio of computing to communicating.
+
+    \b
+    flockstep inspect digits-mlp
+    flockstep inspect mypackage.tasks:mine --json
+    """
+    sys.path.insert(0, "")
+    figures = inspect_task(find_task(task, TASKS))
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    table = Table("what", "figure", title=f"{task}: {figures['model']}")
+    table.add_row("parameters", f"{figures['parameters']:,}")
+    if figures["trained"] != figures["parameters"]:
+        table.add_row("of them trained", f"{figures['trained']:,}")
+    table.add_row("bytes", f"{figures['bytes']:,}")
+    table.add_row("FLOPs of a sample, forward", f"{figures['flops_per_sample']:,.0f}")
+    table.add_row("FLOPs ÷ parameters", f"{figures['cc_ratio']:,.1f}")
+    Console().print(table)

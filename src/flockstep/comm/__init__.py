@@ -1,0 +1,22 @@
+"""The whole interface between a worker and the others, what it counts, and how sums are made."""
+
+from __future__ import annotations
+
+from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_at_first
+from flockstep.comm.contract import Comm, SharedTensor, broadcast_from_first, signature
+from flockstep.comm.meter import Meter
+from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
+
+__all__ = [
+    "REDUCTIONS",
+    "Average",
+    "Comm",
+    "Meter",
+    "SharedTensor",
+    "averager",
+    "broadcast_from_first",
+    "reduce_in_rank_order",
+    "require_algorithm",
+    "signature",
+    "sum_at_first",
+]

@@ -1,0 +1,336 @@
+"""The whole interface between a worker and the others: `Comm` and `SharedTensor`.
+
+Names follow MPI and torch.distributed. A backend supplies the methods marked *core*; the rest is
+derived here, and a backend overrides what it can do faster. Public methods check their arguments
+and count the traffic, once for all backends; the underscored ones move the tensors.
+
+Rules that hold on every backend:
+- `all_reduce`, `broadcast` and `recv` change their tensor in place and return it; it may be of any
+  strides.
+- Collectives, `split` and `shared` are called by all members of the comm, in the same order, with
+  tensors of the
+  same dtype and number of elements (`all_gather` takes different lengths).
+- One message may be on its way from a worker to another: `send` waits at most until the one before
+  has been taken.
+- Sums run in rank order, half-precision ones in float32, so equal inputs give equal bits on every
+  backend.
+
+Where the run goes on without workers that are lost (`on_failure="continue"`), ranks and `size` stay
+as they were, and:
+- A collective is one of those who take part: `all_reduce` with "mean" divides by their number,
+  `all_gather` has their
+  tensors. Who dies in the middle of it took part for all or for nobody.
+- Nothing waits for the lost. Their locks are free, turns pass over them.
+- `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange`
+  with a lost peer raise
+  it on the caller, though `recv` may still give what the peer sent before. A program may catch it
+  and go on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+import torch
+from torch import Tensor
+
+from flockstep.comm.meter import Meter
+from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
+from flockstep.errors import MismatchError, WorkerLost
+from flockstep.fields import require, require_choice, require_number
+from flockstep.network import costs
+
+
+class Comm(ABC):
+    """A worker's handle on the workers of one group: the world, or a part of it made by `split`."""
+
+    rank: int
+    size: int
+    seed: int
+    meter: Meter
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of this comm that are still there, as far as this worker knows."""
+        return tuple(range(self.size))
+
+    # --- collectives ------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Replace `tensor` on every worker by the sum, mean, max or min over all workers."""
+        require_choice("op", op, REDUCTIONS)
+        averages_integers = op == "mean" and not tensor.dtype.is_floating_point
+        require(not averages_integers, "op", "be 'sum', 'max' or 'min' for integers", op)
+        if self.size > 1:
+            self.meter.count(
+                costs.all_reduce_bytes(self.size, self.rank, tensor.numel(), tensor.element_size())
+            )
+            self._all_reduce(tensor.detach(), op)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Copies of every worker's tensor, in rank order. First dimensions may differ."""
+        if self.size == 1:
+            return [tensor.detach().clone()]
+        self.meter.count(costs.all_gather_bytes(self.size, tensor.nbytes))
+        return self._all_gather(tensor.detach())
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Replace `tensor` on every worker by that of `root`."""
+        self._require_rank("root", root)
+        if self.size > 1:
+            distance = (self.rank - root) % self.size
+            self.meter.count(costs.broadcast_bytes(self.size, distance, tensor.nbytes))
+            self._broadcast(tensor.detach(), root)
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until every worker of this comm has come here."""
+        if self.size > 1:
+            self._barrier()
+
+    # --- two workers ------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        """Send `tensor` to `peer`, which must `recv` it. Messages between two workers arrive in
+        order.
+        """
+        self._require_peer(peer)
+        self.meter.count(tensor.nbytes)
+        self._send(tensor.detach(), peer)
+
+    def recv(self, tensor: Tensor, peer: int) -> Tensor:
+        """Wait for the next message of `peer` and write it into `tensor`."""
+        self._require_peer(peer)
+        self._recv(tensor.detach(), peer)
+        return tensor
+
+    def exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        """Give `tensor` to `peer` and return a copy of the one that `peer` gives in the same
+        call.
+        """
+        self._require_peer(peer)
+        self.meter.count(tensor.nbytes)
+        return self._exchange(tensor.detach(), peer)
+
+    # --- groups, shared tensors, time (core) ------------------------------------------------------
+
+    @abstractmethod
+    def split(self, color: int) -> Comm:
+        """A comm of the members that passed the same `color`, ranked as they are here."""
+
+    def shared(self, name: str, like: Tensor, home: int | None = None) -> SharedTensor:
+        """The shared tensor `name` of this comm, with the shape, dtype and first value of rank 0's
+        `like`.
+
+        By default it lives at nobody's: every access travels. It costs nothing to the worker
+        `home`, if it lives there."""
+        if home is not None:
+            self._require_rank("home", home)
+        shared = self._shared(name, like, home)
+        shared.is_home = home == self.rank
+        return shared
+
+    @abstractmethod
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor: ...
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the run began: virtual in the simulator, wall-clock elsewhere."""
+
+    @abstractmethod
+    def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        """Say that this worker has computed for `seconds`, or, by default, for a training step,
+        `times` the usual.
+
+        The simulator moves the worker's clock, by default as its compute model says. Where time
+        passes by itself the clock stays alone. Every backend counts the steps, to name the last one
+        of a worker that is lost."""
+
+    def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uninitialised memory for a tensor that will often be exchanged, where the backend
+        likes it best.
+        """
+        return torch.empty(elements, dtype=dtype, device=device)
+
+    @contextmanager
+    def unmetered(self) -> Iterator[None]:
+        """Calls inside cost nothing and count for nothing: for setting up, never for what a
+        method does.
+        """
+        before, self.meter.paused = self.meter.paused, True
+        try:
+            yield
+        finally:
+            self.meter.paused = before
+
+    @contextmanager
+    def in_background(self) -> Iterator[Callable[[], None]]:
+        """Collectives and messages inside travel while this worker computes; what it gives waits
+        for their end.
+
+        The simulator's clock stands still inside; elsewhere all is done inside. Not for shared
+        tensors."""
+        yield lambda: None
+
+    # --- what a backend moves ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Core: every worker's tensor, freshly allocated, in rank order; of those who took part,
+        if some are lost.
+        """
+
+    @abstractmethod
+    def _send(self, tensor: Tensor, peer: int) -> None:
+        """Core: the tensor may change as soon as this returns."""
+
+    @abstractmethod
+    def _recv(self, tensor: Tensor, peer: int) -> None:
+        """Core: write the next message of `peer` into `tensor`."""
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        reduce_in_rank_order(self._all_gather(tensor), op, out=tensor)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        tensor.copy_(self._all_gather(tensor)[root])
+
+    def _barrier(self) -> None:
+        self._all_gather(torch.empty(0))
+
+    def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        received = torch.empty_like(tensor)
+        # One side listens first, so that backends whose sends wait for the receiver do not
+        # deadlock.
+        if self.rank < peer:
+            self._send(tensor, peer)
+            self._recv(received, peer)
+        else:
+            self._recv(received, peer)
+            self._send(tensor, peer)
+        return received
+
+    def _require_rank(self, field: str, rank: int) -> None:
+        require(0 <= rank < self.size, field, f"be a rank from 0 to {self.size - 1}", rank)
+
+    def _require_peer(self, peer: int) -> None:
+        self._require_rank("peer", peer)
+        require(peer != self.rank, "peer", "be another worker than the caller", peer)
+
+
+class SharedTensor(ABC):
+    """A tensor that all workers of a comm may read and change at any moment.
+
+    Lock-free by contract: another worker's change may land between your read and your add, or,
+    where memory is really shared, in the middle of either. `lock()` keeps out those who also take
+    the lock, and nobody else."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    meter: Meter
+    is_home = False  # whether it lives at this worker, which then has it for nothing
+
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """The value now, written into `out` or into a new tensor."""
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype)
+        self._check(out)
+        self._count(out.nbytes)
+        self._read(out.detach())
+        return out
+
+    def write(self, tensor: Tensor) -> None:
+        """Replace the value."""
+        self._check(tensor)
+        self._count(tensor.nbytes)
+        self._write(tensor.detach())
+
+    def add(self, tensor: Tensor, scale: float = 1) -> None:
+        """Add `scale` times `tensor` to the value."""
+        self._check(tensor)
+        require_number("scale", scale)
+        if not self.dtype.is_floating_point:
+            require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
+            scale = int(scale)
+        self._count(tensor.nbytes)
+        self._add(tensor.detach(), scale)
+
+    def blend(self, tensor: Tensor, weight: float) -> Tensor:
+        """Move the value by `weight` of the way towards `tensor`; return the value it had. One
+        round trip.
+        """
+        self._check(tensor)
+        require_number("weight", weight)
+        require(
+            self.dtype.is_floating_point, "dtype", "be a floating-point one to blend", self.dtype
+        )
+        self._count(2 * tensor.nbytes)
+        return self._blend(tensor.detach(), weight)
+
+    def wait_until(self, holds: Callable[[Tensor], bool]) -> Tensor:
+        """Sleep until `holds(value)`, then return that value. It is looked at again whenever the
+        value has changed.
+        """
+        value = torch.empty(self.shape, dtype=self.dtype)
+        self._count(value.nbytes)
+        self._wait_until(holds, value)
+        return value
+
+    def pages(self) -> Tensor | None:
+        """The memory of the value itself, where this worker can reach it; what is done to it is
+        seen by all.
+        """
+        return None
+
+    @abstractmethod
+    def lock(self, in_turn: bool = False) -> AbstractContextManager[None]:
+        """Hold the lock inside a `with`. With `in_turn`, workers get it in rank order, round
+        after round.
+        """
+
+    @abstractmethod
+    def retire(self) -> None:
+        """Give up all further turns, so that those who still take turns do not wait for this
+        worker.
+        """
+
+    @abstractmethod
+    def _read(self, out: Tensor) -> None: ...
+
+    @abstractmethod
+    def _write(self, tensor: Tensor) -> None: ...
+
+    @abstractmethod
+    def _add(self, tensor: Tensor, scale: float) -> None: ...
+
+    @abstractmethod
+    def _blend(self, tensor: Tensor, weight: float) -> Tensor: ...
+
+    @abstractmethod
+    def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None: ...
+
+    def _count(self, nbytes: int) -> None:
+        if not self.is_home:
+            self.meter.count(nbytes)
+
+    def _check(self, tensor: Tensor) -> None:
+        if tensor.shape != self.shape or tensor.dtype != self.dtype:
+            own, given = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (self, tensor))
+            raise MismatchError(f"shared tensor {self.name!r} is {own} (got {given})")
+
+
+def broadcast_from_first(comm: Comm, tensor: Tensor, roots: Sequence[int]) -> None:
+    """Broadcast from the first of `roots`, the same on every worker, that is not lost."""
+    for root in roots[:-1]:
+        with suppress(WorkerLost):  # raised on every worker alike: all try the next
+            comm.broadcast(tensor, root)
+            return
+    comm.broadcast(tensor, roots[-1])
+
+
+def signature(tensor: Tensor) -> str:
+    """What members of a collective must agree about."""
+    return f"{tensor.numel()} × {tensor.dtype}"

@@ -1,0 +1,56 @@
+"""Statistics of batch normalisation that fit the model that represents a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from flockstep.data import in_order
+from flockstep.device import on_device, through
+from flockstep.fields import require_integer
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, data: Any, batch_size: int = 1024) -> nn.Module:
+    """Compute the statistics of batch normalisation anew, as the mean over all samples of `data`.
+
+    Averaged parameters belong to no worker's statistics, nor quite to the average of them. `data`
+    is a data set as `Worker.batches` takes it, whose batches begin with the model's input, or are
+    its keyword arguments. A batch counts as much as it has samples. Changes `model` and returns it.
+
+    Example:
+        model = fs.recalibrate(worker.finish(), training_data)
+    """
+    require_integer("batch_size", batch_size, 1)
+    normed = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _NormBase) and layer.running_mean is not None
+    ]
+    layers = {layer: layer.momentum for layer in normed}
+    if not layers:
+        return model
+    modes = {module: module.training for module in model.modules()}
+    device = next(model.parameters()).device
+    model.eval()  # no dropout: the statistics are for a model that is used
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+    seen = 0
+    try:
+        for batch, samples in in_order(data, batch_size):
+            seen += samples
+            for layer in layers:
+                layer.momentum = (
+                    samples / seen
+                )  # so that the running mean is that of all samples so far
+            through(model, on_device(batch, device))
+    finally:
+        for layer, momentum in layers.items():
+            layer.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+    return model

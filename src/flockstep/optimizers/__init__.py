@@ -1,0 +1,19 @@
+"""Optimizers beside torch's own, and what strategies may do with any optimizer's state."""
+
+from __future__ import annotations
+
+from flockstep.optimizers.lamb import LAMB
+from flockstep.optimizers.lars import LARS
+from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
+from flockstep.optimizers.state import average_state, learning_rate, reset_state
+from flockstep.optimizers.two_stage import TwoStage
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "RMSpropWarmup",
+    "TwoStage",
+    "average_state",
+    "learning_rate",
+    "reset_state",
+]

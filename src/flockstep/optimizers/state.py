@@ -1,0 +1,36 @@
+"""What a strategy may do with the state that an optimizer keeps for its parameters, whatever the
+optimizer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flockstep.comm import Comm
+
+
+def reset_state(optimizer: Optimizer) -> None:
+    """Forget momentum and all other state, as if the optimizer were new."""
+    optimizer.state.clear()
+
+
+def average_state(optimizer: Optimizer, comm: Comm) -> None:
+    """Average all floating-point state over the workers, in one all-reduce for each dtype."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for _, value in sorted(optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    by_dtype.setdefault(value.dtype, []).append(value)
+    for tensors in by_dtype.values():
+        flat = comm.all_reduce(torch.cat([tensor.reshape(-1) for tensor in tensors]), op="mean")
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        shaped = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+        torch._foreach_copy_(tensors, shaped)
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """η of the methods that need one: that of the first group of parameters."""
+    return float(optimizer.param_groups[0]["lr"])

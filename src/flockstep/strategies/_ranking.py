@@ -1,0 +1,35 @@
+"""Who is best: a score of each worker, and the order that follows from it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from flockstep.comm import Comm
+from flockstep.errors import FlockstepError
+
+if TYPE_CHECKING:
+    from flockstep.worker import Worker
+
+SCORES = ("loss", "accuracy")
+
+
+def ranked(comm: Comm, loss: float) -> list[int]:
+    """The workers from the lowest loss to the highest; of equal ones the lower rank first. Two
+    numbers a worker.
+    """
+    told = comm.all_gather(torch.tensor([loss, comm.rank], dtype=torch.float64))
+    return [int(rank) for _, rank in sorted(pair.tolist() for pair in told)]
+
+
+def last_score(worker: Worker, score: str) -> float:
+    """How well the worker did on its last batch; lower is better."""
+    if score == "loss":
+        return math.inf if math.isnan(worker.loss) else worker.loss
+    if worker.accuracy is None:
+        raise FlockstepError(
+            f"rank {worker.comm.rank}: score='accuracy' needs that of every batch: worker.step(loss, accuracy=…)"
+        )
+    return -worker.accuracy

@@ -1,0 +1,145 @@
+"""A task: model, optimizer, loss, data and metric, bundled so that one call or one command can
+run it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flockstep.data import in_order
+from flockstep.device import on_device
+from flockstep.errors import UnknownName, unknown_name
+from flockstep.fields import require, require_integer
+from flockstep.schedules import Schedule
+from flockstep.tasks.fit import require_fit
+from flockstep.tasks.label_smoothing import SmoothedLoss
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained. All but the names and numbers are callables, so that every worker can make
+    its own.
+
+    Fields: name: how it is called in tables and results. model: makes a fresh model. optimizer:
+        makes an optimizer for the given parameters. loss: `loss(model, batch)` gives the mean loss
+        of a batch, as a scalar tensor. train, test: data sets (as `Worker.batches` takes them), or
+        functions that load them. metric: `metric(model, batch)` gives the mean score of a batch;
+        accuracy, for a classifier. batch_size, epochs: what a run uses unless told otherwise; the
+        batch is that of one worker. global_batch: in place of batch_size, the batch of all workers
+        together, which a run divides among them. schedule: of the learning rate; None: it stays as
+        it is. data: the name of the built-in data set that it needs, if it does.
+
+    Example: fs.Task("mine", model=Net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=fs.classification_loss,
+                train=(x, y), test=(test_x, test_y), metric=fs.classification_accuracy)
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    loss: Callable[[nn.Module, Any], Tensor]
+    train: Any
+    test: Any
+    metric: Callable[[nn.Module, Any], Tensor | float]
+    batch_size: int = 32
+    epochs: int = 5
+    global_batch: int | None = None
+    schedule: Schedule | None = None
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("model", "optimizer", "loss", "metric"):
+            require(callable(getattr(self, field)), field, "be callable", getattr(self, field))
+        require_integer("batch_size", self.batch_size, 1)
+        require_integer("epochs", self.epochs, 1)
+        if self.global_batch is not None:
+            require_integer("global_batch", self.global_batch, 1)
+        is_schedule = self.schedule is None or isinstance(self.schedule, Schedule)
+        require(is_schedule, "schedule", "be one such as fs.Cosine()", self.schedule)
+
+    def batch_size_for(self, workers: int) -> int:
+        """The batch of one worker, if nobody says otherwise."""
+        return (
+            self.batch_size if self.global_batch is None else max(1, self.global_batch // workers)
+        )
+
+    def check(self) -> None:
+        """Complain of data that do not fit the model, before any worker starts. Of own losses
+        nothing is known.
+        """
+        if isinstance(self.loss, SmoothedLoss) or self.loss in (classification_loss, token_loss):
+            with torch.random.fork_rng(devices=[]):
+                model = self.model()
+            for field, data in (("train", self.train), ("test", self.test)):
+                require_fit(model, data, field, classes_last=self.loss is token_loss)
+
+    def loaded(self) -> Task:
+        """The same task with its data in memory."""
+        train = self.train() if callable(self.train) else self.train
+        test = self.test() if callable(self.test) else self.test
+        return replace(self, train=train, test=test)
+
+    def model_of(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """A model with that state. The caller's random stream stays as it was."""
+        with torch.random.fork_rng(devices=[]):
+            model = self.model()
+        model.load_state_dict(state)
+        return model
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        """Mean loss and mean score of `model` on the test data."""
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        loss = score = 0.0
+        samples = 0
+        for batch, count in in_order(self.test, batch_size=1024):
+            batch = on_device(batch, device)
+            loss += float(self.loss(model, batch)) * count
+            score += float(self.metric(model, batch)) * count
+            samples += count
+        model.train(was_training)
+        return loss / samples, score / samples
+
+
+def classification_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy of `model(inputs)` and labels, for batches of (inputs, labels)."""
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def token_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy of each next token, for batches of (tokens, next tokens) and a model that
+    scores each of them.
+    """
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+
+
+def classification_accuracy(model: nn.Module, batch: Any) -> float:
+    """The share of labels that `model(inputs)` gives the highest score."""
+    inputs, labels = batch
+    return float((model(inputs).argmax(dim=-1) == labels).double().mean())
+
+
+def find_task(name: str, known: dict[str, Task]) -> Task:
+    """A built-in task by name, or the object behind `package.module:attribute`."""
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise unknown_name("task", name, [*known, "package.module:task"])
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownName(f"cannot load task {name!r}: {error}") from error
+    require(isinstance(found, Task), "task", "name an fs.Task", f"{name}, a {type(found).__name__}")
+    task: Task = replace(found, name=name)
+    return task
