@@ -29,6 +29,8 @@ as they were, and:
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -36,9 +38,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import torch
 from torch import Tensor
 
+from flockstep.comm.clock import Clock
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
-from flockstep.errors import MismatchError, WorkerLost
+from flockstep.errors import FlockstepError, MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number
 from flockstep.network import costs
 
@@ -50,6 +53,8 @@ class Comm(ABC):
     size: int
     seed: int
     meter: Meter
+    clock: Clock | None = None  # where time passes by itself
+    is_virtual = False  # whether time passes only as workers say, and all of them share a process
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -167,6 +172,35 @@ class Comm(ABC):
             self.meter.paused = before
 
     @contextmanager
+    def off_the_clock(self, is_done: bool = False) -> Iterator[None]:
+        """What all workers of this comm do inside together takes no time of the run.
+
+        Their clocks stand still, and nothing is counted. They go on in the order in which they came,
+        so that who was behind is as far behind as before. `is_done`: this worker has nothing left
+        to do, and nobody waits for its clock.
+        """
+        with self.unmetered():
+            if self.clock is None:
+                yield
+                return
+            self.clock.hold()
+            try:
+                yield
+                time.sleep(self._lead(is_done))
+            finally:
+                self.clock.release()
+
+    def _lead(self, is_done: bool) -> float:
+        """By how many seconds this worker's clock is ahead of the last one's. All meet here."""
+        mine = self.now()
+        clocks = self.all_gather(torch.tensor(math.inf if is_done else mine, dtype=torch.float64))
+        return 0.0 if is_done else mine - min(map(float, clocks))
+
+    def in_order(self, act: Callable[[], None]) -> None:
+        """In virtual time: run `act` once no worker can do anything before this moment any more."""
+        raise FlockstepError("only the simulator knows an order of all that workers do")
+
+    @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
         """Collectives and messages inside travel while this worker computes; what it gives waits
         for their end.
@@ -278,6 +312,14 @@ class SharedTensor(ABC):
         self._count(value.nbytes)
         self._wait_until(holds, value)
         return value
+
+    def peek(self) -> Tensor:
+        """A copy of the value, for nothing: for looking at a run, never for what a method does."""
+        before, self.meter.paused = self.meter.paused, True
+        try:
+            return self.read()
+        finally:
+            self.meter.paused = before
 
     def pages(self) -> Tensor | None:
         """The memory of the value itself, where this worker can reach it; what is done to it is

@@ -8,7 +8,6 @@ and hear."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from flockstep.backends.cluster.groups import (
 )
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Comm, Meter, SharedTensor, signature
+from flockstep.comm import Clock, Comm, Meter, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
 
 # How long a broken connection may be known here before the coordinator says who is lost.
@@ -52,7 +51,7 @@ class Station:
     make_shared: Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
     count_step: Callable[[], None]
     meter: Meter = field(default_factory=Meter)
-    began: float = 0.0
+    clock: Clock = field(default_factory=Clock)
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
     sent: dict[tuple[str, int], Any] = field(
         default_factory=dict
@@ -69,6 +68,7 @@ class ClusterComm(Comm):
         self.size = len(ranks)
         self.seed = station.seed
         self.meter = station.meter
+        self.clock = station.clock
         self.station = station
         self._seq = 0
         self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
@@ -88,7 +88,7 @@ class ClusterComm(Comm):
     # --- time, groups and shared tensors ----------------------------------------------------------
 
     def now(self) -> float:
-        return time.monotonic() - self.station.began
+        return self.station.clock.now()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:

@@ -83,7 +83,7 @@ def work(
         station = Station(line, groups, ticket.seed, continues, make_shared(line), count)
         comm = ClusterComm(station, "world", tuple(range(ticket.workers)))
         comm._barrier()  # the clock starts when all are there
-        station.began = time.monotonic()
+        station.clock.start()
         line.tell("began")
         value = program(comm)
         line.ask("end", "the end")  # others may still want what this worker has sent

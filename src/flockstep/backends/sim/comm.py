@@ -54,6 +54,8 @@ class Group:
 class SimComm(Comm):
     """A simulated worker's handle on its group."""
 
+    is_virtual = True
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -85,6 +87,13 @@ class SimComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         ticks = to_ticks(self._stopwatch.step_seconds(times) if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
+
+    def in_order(self, act: Callable[[], None]) -> None:
+        def apply() -> int:
+            act()
+            return self._slot.clock
+
+        self._scheduler.ordered(self._slot, "looking at the run", apply)
 
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
@@ -167,7 +176,8 @@ class SimComm(Comm):
         end = max(each.slot.clock for each in arrivals) + to_ticks(mine.seconds(largest))
         for rank, each in enumerate(arrivals):
             group.outcomes[rank] = outcome
-            self._scheduler.wake(each.slot, end)
+            # What is not counted takes no time, not even that of waiting for each other.
+            self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         def settle(parts: list[Tensor]) -> Tensor:

@@ -69,6 +69,9 @@ class SimShared(SharedTensor):
         self._slot = slot
         self._rank = rank
 
+    def peek(self) -> Tensor:
+        return self._home.value.clone()
+
     def _read(self, out: Tensor) -> None:
         self._transfer("read", lambda: out.copy_(self._home.value), costs.message_seconds)
 
