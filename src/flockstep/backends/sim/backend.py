@@ -20,7 +20,7 @@ from flockstep.backends.base import (
 )
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
-from flockstep.backends.sim.randomness import RandomStreams
+from flockstep.backends.sim.randomness import NoStreams, RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.comm import Meter
 from flockstep.errors import worker_error
@@ -53,7 +53,7 @@ class Simulator(Backend):
         watch: Watcher | None = None,
     ) -> list[Any]:
         require_choice("on_failure", on_failure, ON_FAILURE)  # nobody dies here
-        simulation = _Simulation(self, program, workers, seed)
+        simulation = _Simulation(self, program, workers, seed, RandomStreams(seed, workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
         # One intra-op thread a worker: results must not depend on how many lanes there are.
         torch.set_num_threads(1)
@@ -64,18 +64,33 @@ class Simulator(Backend):
             torch.set_rng_state(random_before)
 
 
+def run_aside(program: Program, workers: int, seed: int = 0) -> list[Any]:
+    """Run `program` on simulated workers one after the other, beside whatever else goes on.
+
+    Also from within a simulated worker: torch's random stream is left alone, so the program must
+    not draw from it.
+    """
+    backend = Simulator(PRESETS["ideal"], lanes=1)
+    return _Simulation(backend, program, workers, seed, NoStreams()).run(None)
+
+
 class _Simulation:
     """One run: its threads, their results, the first failure."""
 
-    def __init__(self, backend: Simulator, program: Program, workers: int, seed: int) -> None:
+    def __init__(
+        self,
+        backend: Simulator,
+        program: Program,
+        workers: int,
+        seed: int,
+        streams: RandomStreams | NoStreams,
+    ) -> None:
         cores = (
             len(os.sched_getaffinity(0))
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        self._scheduler = Scheduler(
-            workers, min(backend.lanes or cores, workers), RandomStreams(seed, workers)
-        )
+        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), streams)
         self._program = program
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0

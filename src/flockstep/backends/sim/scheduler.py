@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flockstep.backends.base import describe_deadlock, source_line
-from flockstep.backends.sim.randomness import RandomStreams
+from flockstep.backends.sim.randomness import NoStreams, RandomStreams
 from flockstep.errors import DeadlockError, FlockstepError
 
 TICKS_PER_SECOND = 10**18
@@ -62,7 +62,7 @@ class Slot:
 class Scheduler:
     """Runs at most `lanes` workers at a time, in an order that virtual time alone decides."""
 
-    def __init__(self, workers: int, lanes: int, streams: RandomStreams) -> None:
+    def __init__(self, workers: int, lanes: int, streams: RandomStreams | NoStreams) -> None:
         self.slots = [Slot(rank) for rank in range(workers)]
         self.mutex = threading.RLock()
         self.error: BaseException | None = None
