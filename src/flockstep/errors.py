@@ -98,7 +98,8 @@ def worker_error(rank: int, error: BaseException) -> FlockstepError:
     if isinstance(error, Exception):  # SystemExit must not end the caller
         try:
             combined = _alike(error)(message)
-        except Exception:
+        except Exception:  # noqa: BLE001
+            # A class may forbid subclasses in any way: the plain WorkerError says all.
             combined = WorkerError(message)
         combined.__dict__.update(error.__dict__)
     combined.rank = rank

@@ -110,8 +110,8 @@ class FlatModel:
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise FlockstepError(
-                    f"parameter {name!r} was unfrozen after its Worker was made and would not be exchanged: "
-                    "unfreeze it before, or make a new Worker"
+                    f"parameter {name!r} was unfrozen after its Worker was made and would not be "
+                    "exchanged: unfreeze it before, or make a new Worker"
                 )
 
     def _addresses(self) -> tuple[int, int]:
@@ -151,8 +151,10 @@ def _require_uniform(
     for name, tensor in (*trainable, *buffers.items()):
         if tensor.dtype != dtype or tensor.device != device:
             raise FlockstepError(
-                f"the model's parameters and buffers must share one dtype and device: {name!r} is {tensor.dtype} on "
-                f"{tensor.device}, the first parameter {dtype} on {device}; use model.to(dtype) or model.to(device)"
+                "the model's parameters and buffers must share one dtype and device: "
+                f"{name!r} is {tensor.dtype} on {tensor.device}, "
+                f"the first parameter {dtype} on {device}; "
+                "use model.to(dtype) or model.to(device)"
             )
 
 

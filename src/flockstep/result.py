@@ -100,9 +100,8 @@ class Result:
     lost: list[dict[str, Any]] = field(default_factory=list)
     _model: nn.Module | None = field(default=None, repr=False)
     _model_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    _is_copy: bool = field(
-        default=False, repr=False
-    )  # another process has the whole result, and saves it
+    # Another process has the whole result, and saves it.
+    _is_copy: bool = field(default=False, repr=False)
 
     @property
     def model(self) -> nn.Module:

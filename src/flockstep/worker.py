@@ -206,7 +206,8 @@ class Worker:
     def _record(self, loss: float, accuracy: float | None) -> None:
         if not math.isfinite(loss):
             raise NonFiniteLoss(
-                f"rank {self.comm.rank}: the loss is {loss} at step {self.steps + 1} with {self.strategy!r}"
+                f"rank {self.comm.rank}: the loss is {loss} at step {self.steps + 1} "
+                f"with {self.strategy!r}"
             )
         self.loss, self.accuracy = loss, accuracy
         first = math.isnan(self.smooth_loss)

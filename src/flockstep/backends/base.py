@@ -87,9 +87,8 @@ def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | No
     if exit_code is None:
         how = "went away"
     elif exit_code < 0:
-        names = {
-            number.value: number.name for number in signal.Signals
-        }  # most real-time signals have none
+        # Most real-time signals have no name.
+        names = {number.value: number.name for number in signal.Signals}
         how = f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
     else:
         how = f"exited with {exit_code}"

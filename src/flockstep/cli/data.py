@@ -120,7 +120,10 @@ def show(
         samples = max(workers, min(SAMPLES_A_WORKER * workers, MOST_SAMPLES))
     overlap = overlap_of(assignment, samples, workers, seed)
     figures = _figures(assignment, overlap)
-    title = f"{assignment!r}, {workers:,} workers, {samples:,} samples, {figures['copies']:,} copies of each"
+    title = (
+        f"{assignment!r}, {workers:,} workers, {samples:,} samples, "
+        f"{figures['copies']:,} copies of each"
+    )
     if out:
         draw(overlap, title, out)
     if as_json:

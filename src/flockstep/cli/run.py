@@ -105,15 +105,16 @@ def run(
 ) -> None:
     """Train TASK with STRATEGY and print what came of it.
 
-    \b flockstep run digits-mlp local_sgd --workers 8 --set period=8 flockstep run digits-mlp easgd
-    --set period=4 --backend local --workers 4 --json flockstep run digits-mlp sync_sgd --set
-    "codec=top_k(ratio=0.01)" flockstep run digits-cnn sync_sgd --assignment
-    "medium_coarse(copies=2)" --schedule "warmup(1) * cosine" flockstep run mypackage.tasks:mine
-    sync_sgd --network wan-100m --seed 3 --out results/mine torchrun --nproc-per-node 4 -m flockstep
-    run digits-mlp ea_wild --backend torchrun --on-failure continue"""
-    sys.path.insert(
-        0, ""
-    )  # a task of one's own in the current folder, as `python -m` would find it
+    \b
+    flockstep run digits-mlp local_sgd --workers 8 --set period=8
+    flockstep run digits-mlp easgd --set period=4 --backend local --workers 4 --json
+    flockstep run digits-mlp sync_sgd --set "codec=top_k(ratio=0.01)"
+    flockstep run digits-cnn sync_sgd --assignment "medium_coarse(copies=2)" --schedule cosine
+    flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
+    torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
+    """
+    # A task of one's own in the current folder, as `python -m` would find it.
+    sys.path.insert(0, "")
     result = train(
         task,
         make_strategy(strategy, settings),

@@ -33,9 +33,8 @@ class Memory:
     """
 
     error: Tensor | None  # what was not sent yet; None for codecs that forget it
-    shapes: tuple[
-        torch.Size, ...
-    ]  # of the tensors that lie one behind the other at the start of the stream's tensors
+    # Of the tensors that lie one behind the other at the start of the stream's tensors.
+    shapes: tuple[torch.Size, ...]
     seed: int  # the same on all workers
     draw: np.random.Generator  # each worker's own
     messages: int = 0

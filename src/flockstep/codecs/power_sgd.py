@@ -28,7 +28,8 @@ class PowerSGD(Codec):
     """Every matrix as the product of two thin ones, by one step of power iteration from the factors
     before.
 
-        P = orthogonalise(M Q);   Q ← Mᵀ P;   M → P Qᵀ          over workers: mean of M Q, then mean of Mᵀ P
+        P = orthogonalise(M Q);   Q ← Mᵀ P;   M → P Qᵀ
+        over workers: the mean of M Q, then the mean of Mᵀ P
 
     Tensors of more dimensions are matrices of their first by all others. Vectors, and matrices
     whose factors are not half as large, travel as they are. Warm start, and error feedback: the
@@ -123,13 +124,11 @@ class _Layout:
     worked on together.
     """
 
-    forms: tuple[
-        tuple[int, int, int, int], ...
-    ]  # (matrices, rows, columns, columns of the factors)
+    # Of each: (matrices, rows, columns, columns of the factors).
+    forms: tuple[tuple[int, int, int, int], ...]
     places: tuple[tuple[int, ...], ...]  # for each form, where its matrices begin
-    rest_of: tuple[
-        tuple[int, int | None], ...
-    ]  # (start, end) of what lies between; the last has no end
+    # What lies between, as (start, end); the last has no end.
+    rest_of: tuple[tuple[int, int | None], ...]
     compressed: int  # elements of all matrices
 
     @staticmethod

@@ -142,9 +142,8 @@ class MediumCoarse(WithCopies):
     name: ClassVar[str] = "medium_coarse"
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
-        twice_around = np.tile(
-            random.permutation(samples), 2
-        )  # so that every worker's shards lie in a row
+        # So that every worker's shards lie in a row.
+        twice_around = np.tile(random.permutation(samples), 2)
         borders = _borders(2 * samples, 2 * workers)
         return [
             twice_around[borders[rank] : borders[rank + self.copies]] for rank in range(workers)
@@ -234,9 +233,8 @@ class HouseholdShards(Assignment):
         for household in range(self.households):
             shard = shards[household % self.shards]
             within = self.inside._assign(len(shard), size, random)
-            chosen = {
-                id(places): shard[places] for places in within
-            }  # workers that share an array still do
+            # Workers that share an array still do.
+            chosen = {id(places): shard[places] for places in within}
             parts += [chosen[id(places)] for places in within]
         return parts
 

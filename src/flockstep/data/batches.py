@@ -190,9 +190,8 @@ def plan(
         sampling,
     )
     if is_stream(dataset):
-        require_integer(
-            "batch_size", batch_size, 1
-        )  # how much of a stream has been seen, nobody knows
+        # Fixed: of a stream nobody knows how much has been seen.
+        require_integer("batch_size", batch_size, 1)
         is_plain = isinstance(assignment, Disjoint | FullOverlap)
         require(
             is_plain,

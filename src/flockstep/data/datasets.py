@@ -206,10 +206,8 @@ MNIST_FILES = Files(
     (
         Form(
             formats.idx,
-            (
-                "mnist",
-                "MNIST/raw",
-            ),  # here and below: the folder that is fetched to, then that of torchvision
+            # Here and below: the folder that is fetched to, then that of torchvision.
+            ("mnist", "MNIST/raw"),
             (
                 _gz(
                     "train-images-idx3",

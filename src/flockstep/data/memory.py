@@ -45,9 +45,8 @@ class InMemory(TensorDataset):
 
     def batch(self, index: Tensor, random: np.random.Generator | None = None) -> tuple[Tensor, ...]:
         """The samples at `index`; augmented, if there is a source of randomness."""
-        batch = tuple(
-            tensor.index_select(0, index) for tensor in self.tensors
-        )  # copies rows; [index] goes by elements
+        # Copies rows; [index] goes by elements.
+        batch = tuple(tensor.index_select(0, index) for tensor in self.tensors)
         if random is not None and self.augment is not None:
             batch = self.augment(random, *batch)
         return batch if self.prepare is None else self.prepare(*batch)

@@ -109,9 +109,8 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.inward(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.permute(
-            2, 0, 3, 1, 4
-        )  # each (batch, heads, length, width ÷ heads)
+        # Each (batch, heads, length, width ÷ heads).
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         out: Tensor = self.outward(mixed.transpose(1, 2).flatten(2))

@@ -41,16 +41,14 @@ class TwoStage(Optimizer):
         stages = []
         for field, make in (("first", first), ("second", second)):
             require(callable(make), field, "be callable", make)
-            made = make(
-                [dict(group) for group in groups]
-            )  # optimizers write into the groups that they are given
+            # Optimizers write into the groups that they are given.
+            made = make([dict(group) for group in groups])
             require(isinstance(made, Optimizer), field, "make an optimizer", made)
             stages.append(made)
         super().__init__(groups, {})
         self.warmup_epochs = warmup_epochs
-        self._stages = (
-            stages  # the second has no state before its first step: it need not be made anew
-        )
+        # The second has no state before its first step: it need not be made anew.
+        self._stages = stages
         self._enter(0)
 
     @property

@@ -27,8 +27,8 @@ class Schedule(ABC):
     """Base class. A schedule is a frozen dataclass that says what the base rate is multiplied with
     at any moment.
 
-        schedule = fs.LinearScaling(8) * fs.StepDecay()     # the factor of a product is the product of the factors
-        schedule.apply(optimizer, progress)                 # before every step
+        schedule = fs.LinearScaling(8) * fs.StepDecay()   # its factor is the product of theirs
+        schedule.apply(optimizer, progress)               # before every step
 
     It keeps no state, so a training that goes on from a checkpoint needs to know no more than how
     far it has come."""

@@ -35,9 +35,8 @@ class CodistillationState:
     hook: RemovableHandle
     prediction: list[Tensor]  # the model's last output, as the hook has seen it
     lens: nn.Module  # a copy of the model in evaluation mode, to see what teachers predict
-    teachers: list[dict[str, Tensor]] = field(
-        default_factory=list
-    )  # parameters and buffers, by name
+    # Parameters and buffers, by name.
+    teachers: list[dict[str, Tensor]] = field(default_factory=list)
     is_distilled: bool = False  # whether the loss of this step had the teachers in it
 
 
@@ -46,7 +45,8 @@ class Codistillation(Strategy[CodistillationState]):
     """Groups train separate models; each also learns to predict what its neighbours' models
     predict.
 
-        loss ← loss + weight · ψ( mean over teachers of softmax(f_teacher(x)/T),  f(x)/T )      after burn_in steps
+        after burn_in steps:   loss ← loss + weight · ψ(p, f(x)/T)
+                               p = mean over teachers of softmax(f_teacher(x)/T)
 
     ψ is the cross entropy of soft targets, times T² so that `weight` means the same at every
     temperature. Teachers are the last received parameters of the neighbouring groups, in evaluation

@@ -34,7 +34,8 @@ class DiLoCoState:
 class DiLoCo(Strategy[DiLoCoState]):
     """Every `period` steps the mean change of the workers is the gradient of an outer optimizer.
 
-        Δ = (1/w) Σ_i (θ − x_i);   θ ← outer SGD with Nesterov momentum on θ with gradient Δ;   x_i ← θ
+        Δ = (1/w) Σ_i (θ − x_i)
+        θ ← outer SGD with Nesterov momentum on θ with gradient Δ;   x_i ← θ
 
     outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged.
     At the end there is one more exchange, unless one has just taken place.

@@ -67,9 +67,8 @@ class Downpour(Strategy[Server]):
             if fetches:
                 unsent = state.change(worker)
                 state.fetch(worker)
-                state.read.sub_(
-                    unsent
-                )  # what was changed since then and not pushed is still x_i − read
+                # What was changed since then and not pushed is still x_i − read.
+                state.read.sub_(unsent)
 
     def _push(self, worker: Worker, state: Server) -> None:
         state.value.add(state.change(worker))

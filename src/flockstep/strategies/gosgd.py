@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 @dataclass
 class GoSGDState:
     weight: float  # a
-    mailboxes: list[
-        SharedTensor
-    ]  # of all workers, each living at its own: Σ a·x and Σ a of what has arrived
+    # Of all workers, each living at its own: Σ a·x and Σ a of what has arrived.
+    mailboxes: list[SharedTensor]
     empty: Tensor
     draw: torch.Generator
 
@@ -30,8 +29,8 @@ class GoSGDState:
 class GoSGD(Strategy[GoSGDState]):
     """Now and then a worker halves its weight and sends its parameters with it to a random other.
 
-        sender:     a_i ← a_i/2;  send (x_i, a_i) to a random peer           with probability p, after each step
-        receiver:   x_j ← (a_j x_j + a x)/(a_j + a);   a_j ← a_j + a         when it comes to the end of a step
+        after each step, with probability p:   a_i ← a_i/2;   send (x_i, a_i) to a random peer
+        on what came, at the end of a step:    x_j ← (a_j x_j + a x)/(a_j + a);   a_j ← a_j + a
 
     Weights start at 1/w and sum to one at all times, messages in flight included, so Σ a·x is
     changed by gradients alone. finish: Σ a·x / Σ a, once all messages have been taken. Messages
@@ -95,9 +94,8 @@ class GoSGD(Strategy[GoSGDState]):
         worker.comm.barrier()  # all messages have arrived
         self._take(worker, state)
         total = worker.comm.all_reduce(self._weighted(worker, state))
-        worker.flat.state.copy_(
-            total[:-1] / total[-1]
-        )  # less than one if a lost worker took its weight with it
+        # Less than one if a lost worker took its weight with it.
+        worker.flat.state.copy_(total[:-1] / total[-1])
 
     def _weighted(self, worker: Worker, state: GoSGDState) -> Tensor:
         """a·x and a, as they travel."""

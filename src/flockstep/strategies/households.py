@@ -24,7 +24,8 @@ class HouseholdsState:
 class Households(Strategy[HouseholdsState]):
     """Workers in equal groups of groups; each level averages with its own period.
 
-        every household_period steps:       x_i ← mean over the household        (1: g_i ← mean over the household)
+        every household_period steps:       x_i ← mean over the household
+                                            (1: g_i ← mean over the household)
         every neighbourhood_period steps:   x_i ← mean over the neighbourhood
         every world_period steps:           x_i ← (1/w) Σ_j x_j
 

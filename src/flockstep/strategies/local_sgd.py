@@ -28,7 +28,8 @@ class LocalSGDState:
 class LocalSGD(Strategy[LocalSGDState]):
     """Take `period` steps alone, then average the parameters of all workers.
 
-        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j          with a codec:  x ← x₀ + (1/w) Σ_j (x_j − x₀)
+        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j
+        with a codec:               x_i ← x₀ + (1/w) Σ_j (x_j − x₀)
 
     Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless
     they just were. Statistics of batch normalisation are averaged with the parameters. A codec

@@ -34,7 +34,8 @@ class NoSyncState:
 class NoSync(Strategy[NoSyncState]):
     """After its own step every worker moves a part of the way towards a centre of mass.
 
-        x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k,   N the n workers with the best score on their last batch
+        x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k
+        N: the n workers with the best score on their last batch
 
     pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0
     equals Independent, and sends nothing. finish: the centre of mass of all. Statistics of batch
@@ -107,9 +108,8 @@ class NoSync(Strategy[NoSyncState]):
             return comm.all_reduce(own.clone(), op="mean")
         best_first = ranked(comm, last_score(worker, self.score))
         wide = own.to(torch.promote_types(own.dtype, torch.float32))
-        total = torch.cat(
-            [wide, wide.new_ones(1)]
-        )  # and how many it is the sum of, since some may be lost
+        # And how many it is the sum of, since some may be lost.
+        total = torch.cat([wide, wide.new_ones(1)])
         sum_at_first(comm, total, best_first[: self.best], without_lost=True)
         broadcast_from_first(comm, total, best_first)
         return total[:-1].div_(total[-1]).to(own.dtype)

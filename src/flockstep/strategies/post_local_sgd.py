@@ -81,7 +81,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
             return self.switch_at
         if worker.total_steps is None:
             raise InvalidField(
-                f"'switch_at' must be a number of steps where batches do not come from worker.batches "
-                f"(got {self.switch_at!r})"
+                "'switch_at' must be a number of steps where batches do not come from "
+                f"worker.batches (got {self.switch_at!r})"
             )
         return round(self.switch_at * worker.total_steps)

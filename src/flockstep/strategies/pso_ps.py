@@ -37,7 +37,8 @@ class PSOPS(Strategy[PSOPSState]):
     """Workers are particles: every `period`-th step moves them as a swarm, in place of the
     optimizer.
 
-        t mod period = 0:   v_i ← m·v_i + (1/λ)[c1·r1·(pBest_i − x_i) + c2·r2·(gBest − x_i)];   x_i ← x_i + v_i
+        t mod period = 0:   v_i ← m·v_i + (1/λ)[c1·r1·(pBest_i − x_i) + c2·r2·(gBest − x_i)]
+                            x_i ← x_i + v_i
         otherwise:          the optimizer's step
         m = m_max − t (m_max − m_min)/t_max,   λ the epoch 1 … E,   r1, r2 uniform in (0, 1)
 
@@ -120,7 +121,8 @@ class PSOPS(Strategy[PSOPSState]):
     def _inertia(self, worker: Worker, step: int) -> float:
         if worker.total_steps is None:
             raise InvalidField(
-                "'total_steps' must be known to PSOPS: take batches from worker.batches, or set it (got None)"
+                "'total_steps' must be known to PSOPS: "
+                "take batches from worker.batches, or set it (got None)"
             )
         return self.inertia_max - step * (self.inertia_max - self.inertia_min) / worker.total_steps
 

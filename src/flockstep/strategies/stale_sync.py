@@ -92,7 +92,6 @@ class StaleSync(Strategy[StaleSyncState]):
         state.server.finish(worker)
 
     def _advance(self, state: StaleSyncState, steps: int) -> None:
-        with (
-            state.clocks.lock()
-        ):  # adding nothing to the others' clocks must not undo what they add
+        # Adding nothing to the others' clocks must not undo what they add.
+        with state.clocks.lock():
             state.clocks.add(state.tick, scale=steps)

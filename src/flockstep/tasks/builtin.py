@@ -125,7 +125,8 @@ TASKS: dict[str, Task] = {
             epochs=50,
             schedule=Warmup(epochs=2) * Polynomial(),
         ),
-        _classifier(  # LeCun et al. (1998), the network; the rest as in Caffe's LeNet, with a polynomial decay
+        # LeCun et al. (1998), the network; the rest as in Caffe's LeNet, with a polynomial decay.
+        _classifier(
             "fashion-lenet",
             LeNet5,
             functools.partial(SGD, lr=0.01, momentum=0.9, weight_decay=5e-4),
@@ -173,7 +174,8 @@ TASKS: dict[str, Task] = {
             epochs=300,
             schedule=StepDecay(at=(0.5, 0.75)),
         ),
-        Task(  # nanoGPT's settings for a CPU: 2,000 steps of 12 sequences, the first 100 of them to warm up
+        # nanoGPT's settings for a CPU: 2,000 steps of 12 sequences, 100 of them to warm up.
+        Task(
             "shakespeare-gpt",
             GPT,
             functools.partial(_decaying_matrices, decay=0.1, lr=1e-3, betas=(0.9, 0.99)),

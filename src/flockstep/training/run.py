@@ -196,8 +196,14 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     finished = worker.finish()
     meter = comm.meter
     totals = [
-        comm.rank, fmean(losses), comm.now(), meter.bytes_sent, meter.exchanges, worker.steps, worker.samples,
-    ]  # fmt: skip
+        comm.rank,
+        fmean(losses),
+        comm.now(),
+        meter.bytes_sent,
+        meter.exchanges,
+        worker.steps,
+        worker.samples,
+    ]
     with comm.unmetered():
         told = comm.all_gather(
             torch.tensor([totals, *_with_scores(looks, scores)], dtype=torch.float64)

@@ -53,9 +53,8 @@ class Station:
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
-    sent: dict[tuple[str, int], Any] = field(
-        default_factory=dict
-    )  # the last tensors sent, which may be on their way
+    # The last tensors sent, which may be on their way.
+    sent: dict[tuple[str, int], Any] = field(default_factory=dict)
 
 
 class ClusterComm(Comm):
@@ -72,9 +71,8 @@ class ClusterComm(Comm):
         self.station = station
         self._seq = 0
         self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
-        self._silent: dict[str, Any] | None = (
-            None  # the call that moves its tensors without having asked
-        )
+        # The call that moves its tensors without having asked.
+        self._silent: dict[str, Any] | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -93,7 +91,8 @@ class ClusterComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self.station.count_step()
-        self.station.line.catch_up()  # a worker that only computes hears here that the run is to stop
+        # A worker that only computes hears here that the run is to stop.
+        self.station.line.catch_up()
 
     def split(self, color: int) -> ClusterComm:
         go = self._join("split", "split", data=int(color))
@@ -204,9 +203,8 @@ class ClusterComm(Comm):
         go = self._join(call, text, must=must, data=data, root=root, moves=True)
         if not self.station.continues:
             self._attempt(tensor, move, go)
-            self._last = (
-                (text, go) if data is None else None
-            )  # who brings data may bring other data next time
+            # Who brings data may bring other data next time.
+            self._last = (text, go) if data is None else None
             return
         while go["members"]:
             # On a copy: what a broken attempt has done, or still does in torch's threads, must not
@@ -302,7 +300,8 @@ class ClusterComm(Comm):
         dtype, elements = answer["letter"]
         if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
             raise MismatchError(
-                f"rank {world} sent {elements} × {DTYPES[dtype]}, rank {line.rank} expected {signature(tensor)}"
+                f"rank {world} sent {elements} × {DTYPES[dtype]}, "
+                f"rank {line.rank} expected {signature(tensor)}"
             )
         if elements:
             whole = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(elements)

@@ -47,7 +47,8 @@ class Homes:
         """Answer one worker's requests, in its order, until it goes. An answer means that the
         change has landed.
         """
-        connection.be_patient()  # a worker that asks many homes takes their answers one after the other
+        # A worker that asks many homes takes their answers one after the other.
+        connection.be_patient()
         scratch = torch.empty(0, dtype=torch.uint8)
         while (header := connection.header()) is not None:
             if header.kind == CREATE:
@@ -66,9 +67,8 @@ class Homes:
             try:
                 with part.lock:
                     answer = CHANGES[header.kind](part.value, given, header.number)
-            except (
-                RuntimeError
-            ) as error:  # torch cannot do that to this dtype, or not with this number
+            except RuntimeError as error:
+                # Torch cannot do that to this dtype, or not with this number.
                 raise WireError(
                     f"shared tensor {header.name!r} of {header.dtype}: {error}"
                 ) from None
@@ -91,8 +91,8 @@ class Homes:
             raise WireError(f"no shared tensor {header.name!r} lives here")
         if (part.value.dtype, part.value.shape) != (header.dtype, header.shape):
             raise WireError(
-                f"shared tensor {header.name!r} is {part.value.dtype} of {tuple(part.value.shape)} here "
-                f"(asked for {header.dtype} of {header.shape})"
+                f"shared tensor {header.name!r} is {part.value.dtype} of "
+                f"{tuple(part.value.shape)} here (asked for {header.dtype} of {header.shape})"
             )
         return part
 

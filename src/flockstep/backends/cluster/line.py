@@ -20,9 +20,8 @@ class Line:
     def __init__(self, connection: Connection, rank: int) -> None:
         self.rank = rank
         self.lost: dict[int, WorkerLost] = {}
-        self.passed: dict[
-            str, int
-        ] = {}  # by group, the last call that this worker went through without asking
+        # By group, the last call that this worker went through without asking.
+        self.passed: dict[str, int] = {}
         self._connection = connection
         self._answers: list[dict[str, Any]] = []
 

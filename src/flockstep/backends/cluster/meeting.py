@@ -112,7 +112,8 @@ class Meeting:
             try:
                 (own,) = local.run(body, 1, seed=seed, first_rank=self._rank, watch=look)
                 self._messenger.bring(own)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: all ranks must hear of it.
                 if isinstance(error, WorkerLost) and error.rank == self._rank:
                     self._messenger.tell_lost(error)
                 else:

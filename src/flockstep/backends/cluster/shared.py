@@ -254,7 +254,8 @@ class ShardedTensor(LockedByLine):
         except OSError as error:
             if not self._keeps:
                 raise WorkerLost(
-                    f"the launcher of rank {part.home}, home of a part of shared {self.name!r}, is gone",
+                    f"the launcher of rank {part.home}, home of a part of shared {self.name!r}, "
+                    "is gone",
                     part.home,
                 ) from error
             part.home = self._peers.after(part.home)
@@ -284,7 +285,8 @@ class ShardedTensor(LockedByLine):
             raise WireError(connection.payload(header).decode(errors="replace"))
         if header.kind not in (TENSOR, DONE):
             raise WireError(
-                f"rank {part.home} answered for shared {self.name!r} with a frame of kind {header.kind}"
+                f"rank {part.home} answered for shared {self.name!r} "
+                f"with a frame of kind {header.kind}"
             )
         if header.kind == TENSOR:
             if answers is None or header.shape != (part.elements,) or header.dtype != self.dtype:

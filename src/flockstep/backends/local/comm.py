@@ -119,9 +119,8 @@ class LocalComm(Comm):
                         f"rank {world} another name, home, size or dtype"
                     )
             places = [place for place, *_ in wishes if place]
-            if (
-                places
-            ):  # or else the one who should have made it was lost, as all see alike: once more
+            # None: the one who should have made it was lost, as all see alike. Once more.
+            if places:
                 homes[name] = places[0]
                 return LocalShared(
                     self._seat, homes[name], name, like, ranks, self.rank, self.meter
@@ -159,9 +158,8 @@ class LocalComm(Comm):
         start, end = (elements * (self.rank + k) // reducers for k in (0, 1))
         for low in range(start, end, CHUNK_ELEMENTS):
             chunks = [part[low : min(low + CHUNK_ELEMENTS, end)] for part in parts]
-            reduce_in_rank_order(
-                chunks, op, out=chunks[0]
-            )  # the first is wanted, or nobody's any more
+            # The first is wanted, or nobody's any more.
+            reduce_in_rank_order(chunks, op, out=chunks[0])
             for rank in range(1, self.size):
                 if wanted[rank]:
                     chunks[rank].copy_(chunks[0])
@@ -183,9 +181,8 @@ class LocalComm(Comm):
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = "broadcast"
-        self._enter(
-            call, root, tensor, stage=self.rank == root
-        )  # nobody reads what the others bring
+        # Nobody reads what the others bring.
+        self._enter(call, root, tensor, stage=self.rank == root)
         came = self._await_all(call)
         if root not in came:
             raise self._seat.board.loss(self._group.ranks[root])
@@ -231,9 +228,8 @@ class LocalComm(Comm):
             lambda: bool(table[:, SEQ].min() >= seq) or self._rest_came(table, seq), call
         )
         came = self._who_came(table, seq)
-        agreed = (
-            ELEMENTS if call == "all_gather" else OFFSET
-        )  # all_gather takes tensors of different sizes
+        # all_gather takes tensors of different sizes.
+        agreed = ELEMENTS if call == "all_gather" else OFFSET
         calls = table[:, OP:agreed] if came is self._everyone else table[came, OP:agreed]
         if (calls != calls[0]).any():
             rank = came[int((calls != calls[0]).any(axis=1).argmax())]
@@ -309,7 +305,8 @@ class LocalComm(Comm):
         dtype, elements, offset = map(int, channel[DTYPE : OFFSET + 1])
         if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
             raise MismatchError(
-                f"rank {world} sent {elements} × {DTYPES[dtype]}, rank {self._seat.rank} expected {signature(tensor)}"
+                f"rank {world} sent {elements} × {DTYPES[dtype]}, "
+                f"rank {self._seat.rank} expected {signature(tensor)}"
             )
         tensor.copy_(self._seat.arena.tensor(offset, elements, tensor.dtype).view(tensor.shape))
         channel[TAKEN] = channel[SEQ]

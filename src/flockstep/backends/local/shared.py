@@ -105,7 +105,8 @@ class LocalShared(SharedTensor):
             self._release()
 
     def retire(self) -> None:
-        self._acquire()  # turns are passed by holders only, so nobody can pass one to this worker meanwhile
+        # Turns are passed by holders only, so nobody can pass one to this worker meanwhile.
+        self._acquire()
         self._retired[self._rank] = 1
         if self._turn[0] == self._rank:
             self._pass_turn()

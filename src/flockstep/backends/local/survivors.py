@@ -47,9 +47,8 @@ class SurvivingComm(LocalComm):
         return missed
 
     def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
-        is_lost = (
-            self._missed() != 0
-        )  # first: the word of one who is lost, read after this, is its last
+        # First: the word of one who is lost, read after this, is its last.
+        is_lost = self._missed() != 0
         return bool((is_lost | (table[:, SEQ] >= seq)).all())
 
     def _who_came(self, table: NDArray[np.int64], seq: int) -> Sequence[int]:

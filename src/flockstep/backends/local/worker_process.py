@@ -59,9 +59,8 @@ class Outcome:
 
 def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     """Run the program as worker `rank` and leave its outcome in the arena."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the launcher, which stops its workers
+    # Ctrl-C reaches the launcher, which stops its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     _die_with_parent()
     _print_whole_lines()
@@ -89,7 +88,8 @@ def _run(seat: Seat, orders: Orders) -> Outcome:
         return Outcome(program(comm))
     except Stopped:
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
+        # Whatever ended the program is the launcher's to raise.
         return Outcome(error=error, trace=traceback.format_exc())
 
 
@@ -97,11 +97,11 @@ def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
     try:
         place = payload.store(arena, outcome)
         if outcome.error is not None:
-            payload.load_copy(
-                arena, place
-            )  # many exceptions go into a pickle and do not come out again
+            # Many exceptions go into a pickle and do not come out again.
+            payload.load_copy(arena, place)
         return place
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
+        # Pickle raises whatever the objects it meets raise.
         if outcome.error is None:
             sent: FlockstepError = FlockstepError(
                 f"rank {rank} cannot send what its program returned: {error}"

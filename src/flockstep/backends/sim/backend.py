@@ -121,9 +121,8 @@ class _Simulation:
             while not scheduler.finished.wait(LOOK_SECONDS) and scheduler.error is None:
                 if watch:
                     watch([slot.steps for slot in scheduler.slots])
-        except (
-            BaseException
-        ) as error:  # Ctrl-C, or the watcher failed: the workers must not go on alone
+        except BaseException as error:
+            # Ctrl-C, or the watcher failed: the workers must not go on alone.
             scheduler.fail(error)
             raise
         finally:
@@ -152,7 +151,8 @@ class _Simulation:
             scheduler.begin(slot)
             comm.start_stopwatch()
             self._results[slot.rank] = self._program(comm)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001
+            # Whatever ended the program ends the run, which raises it.
             error = raised
             if scheduler.error is None and not isinstance(raised, Cancelled):
                 self._failed_rank = slot.rank

@@ -43,9 +43,8 @@ class Group:
     link: Link
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)
-    mail: dict[tuple[int, int], deque[tuple[Tensor, int]]] = field(
-        default_factory=dict
-    )  # by (sender, receiver)
+    # By (sender, receiver).
+    mail: dict[tuple[int, int], deque[tuple[Tensor, int]]] = field(default_factory=dict)
     receivers: dict[tuple[int, int], tuple[Slot, Tensor]] = field(default_factory=dict)
     exchanges: dict[tuple[int, int], tuple[Slot, Tensor, Tensor]] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
@@ -164,7 +163,8 @@ class SimComm(Comm):
         for rank, other in group.arrivals.items():
             if other.call != mine.call:
                 raise MismatchError(
-                    f"rank {group.ranks[rank]} called {other.call}, rank {mine.slot.rank} called {mine.call}"
+                    f"rank {group.ranks[rank]} called {other.call}, "
+                    f"rank {mine.slot.rank} called {mine.call}"
                 )
         group.arrivals[self.rank] = mine
         if len(group.arrivals) < self.size:
@@ -283,7 +283,8 @@ class SimComm(Comm):
         if signature(sent) != signature(expected):
             ranks = self._group.ranks
             raise MismatchError(
-                f"rank {ranks[sender]} sent {signature(sent)}, rank {ranks[receiver]} expected {signature(expected)}"
+                f"rank {ranks[sender]} sent {signature(sent)}, "
+                f"rank {ranks[receiver]} expected {signature(expected)}"
             )
 
 

@@ -20,7 +20,7 @@ class Compute:
     `jitter` is the standard deviation of the logarithm; its draws depend on (seed, rank) alone.
 
         fs.Compute(seconds=0.02, jitter=0.1, slow={3: 2.0})   # rank 3 takes twice as long
-        fs.Compute.measured()                                 # the real CPU time of each step: not repeatable
+        fs.Compute.measured()                                 # each step's CPU time: not repeatable
     """
 
     seconds: float = 0.01

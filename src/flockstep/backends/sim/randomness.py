@@ -39,8 +39,9 @@ class RandomStreams:
             self._states[rank] = torch.get_rng_state()
         elif not torch.equal(torch.get_rng_state(), self._resting):
             raise FlockstepError(
-                f"rank {rank}, or a worker beside it, drew from torch's global generator for the first time after its "
-                "first step; workers side by side cannot do that repeatably: run with lanes=1"
+                f"rank {rank}, or a worker beside it, drew from torch's global generator "
+                "for the first time after its first step; "
+                "workers side by side cannot do that repeatably: run with lanes=1"
             )
 
     def first_step_done(self, rank: int) -> None:

@@ -71,9 +71,8 @@ class Scheduler:
         self._streams = streams
         self._running: set[Slot] = set()
         self._ready: list[tuple[int, int]] = []  # heap of (clock, rank)
-        self._ordered: list[
-            tuple[int, int, Callable[[], int | None]]
-        ] = []  # heap; one entry a worker at most
+        # Heap; one entry a worker at most.
+        self._ordered: list[tuple[int, int, Callable[[], int | None]]] = []
         self._unfinished = workers
 
     # --- called by workers, on their own threads --------------------------------------------------

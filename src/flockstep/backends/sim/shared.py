@@ -31,9 +31,8 @@ class Home:
         self.waiting_for_turn: dict[int, Slot] = {}
         self.turn = 0
         self.takes_turns = [True] * members
-        self.watchers: list[
-            Callable[[int], None]
-        ] = []  # told when a change has landed, in the order they came
+        # Told when a change has landed, in the order they came.
+        self.watchers: list[Callable[[int], None]] = []
 
     def transfer(self, ticks: int, seconds: float) -> int:
         """Use the link from `ticks` on, or from when it is free; return when the transfer ends."""
@@ -194,6 +193,7 @@ class SimShared(SharedTensor):
     def _call(self, verb: str) -> str:
         if self._slot.is_in_background:  # calls come in the order of clocks, which must not go back
             raise FlockstepError(
-                f"rank {self._slot.rank}: {verb} of shared {self.name!r} cannot be in the background"
+                f"rank {self._slot.rank}: {verb} of shared {self.name!r} "
+                "cannot be in the background"
             )
         return f"{verb} of shared {self.name!r}"
