@@ -46,9 +46,8 @@ def local() -> Iterator[fs.LocalProcesses]:
 def torchrun() -> Iterator[TorchrunSession]:
     """A torchrun of eight processes, kept for the whole session."""
     session = TorchrunSession()
-    session.run(
-        lambda comm: None, RANKS
-    )  # all that its processes load and start for a first run is there
+    # All that its processes load and start for a first run is there afterwards.
+    session.run(fs.Launch(lambda comm: None, RANKS))
     yield session
     session.close()
 

@@ -5,6 +5,7 @@ derived from it.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -47,8 +48,9 @@ class CoreComm(Comm):
 
 
 class CoreOnly(fs.Simulator):
-    def run(self, program: Program, workers: int, **options: Any) -> list[Any]:
-        return super().run(functools.partial(_with_core, program), workers, **options)
+    def run(self, launch: fs.Launch) -> list[Any]:
+        program = functools.partial(_with_core, launch.program)
+        return super().run(replace(launch, program=program))
 
 
 def _with_core(program: Program, comm: Comm) -> Any:

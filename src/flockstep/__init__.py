@@ -7,7 +7,7 @@
 Everything public is importable from here.
 """
 
-from flockstep.backends import Backend, Compute, LocalProcesses, Ray, Simulator, Torchrun
+from flockstep.backends import Backend, Compute, Launch, LocalProcesses, Ray, Simulator, Torchrun
 from flockstep.codecs import (
     QSGD,
     Codec,
@@ -151,6 +151,7 @@ __all__ = [
     "Independent",
     "Int8",
     "InvalidField",
+    "Launch",
     "LinearScaling",
     "Link",
     "LocalProcesses",

@@ -7,6 +7,7 @@ from typing import Any
 from flockstep.backends import (
     Backend,
     Compute,
+    Launch,
     LocalProcesses,
     Program,
     Ray,
@@ -15,7 +16,7 @@ from flockstep.backends import (
     Watcher,
 )
 from flockstep.errors import unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.fields import require
 from flockstep.network import Network
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -57,9 +58,8 @@ def launch(
     Example:
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
-    require_integer("seed", seed, 0)
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
-    return chosen.run(program, chosen.size(workers), seed=seed, on_failure=on_failure, watch=watch)
+    return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch))
 
 
 def make_backend(backend: str | Backend, **options: Any) -> Backend:
