@@ -19,9 +19,9 @@ import sklearn.datasets  # noqa: F401  these two set environment variables when 
 import tests.strategies.harness
 import torch
 import torch._dynamo
-from tests.core_only import CoreOnly
-from tests.ray_fixture import kept_ray
-from tests.torchrun_session import RANKS, TorchrunSession
+from tests.support.core_only import CoreOnly
+from tests.support.ray_fixture import kept_ray
+from tests.support.torchrun_session import RANKS, TorchrunSession
 
 import flockstep as fs
 from flockstep.cli import main

@@ -156,7 +156,7 @@ def two_hosts():
     }
     pipe = subprocess.PIPE
     hosts = subprocess.Popen(
-        [sys.executable, "-m", "tests.ray_hosts", "4"],
+        [sys.executable, "-m", "tests.support.ray_hosts", "4"],
         env=environment,
         cwd=ROOT,
         stdin=pipe,
@@ -164,7 +164,7 @@ def two_hosts():
         text=True,
     )
     environment["RAY_ADDRESS"] = hosts.stdout.readline().strip()
-    client = [sys.executable, "-m", "tests.ray_client"]
+    client = [sys.executable, "-m", "tests.support.ray_client"]
     done = subprocess.run(client, env=environment, cwd=ROOT, stdout=pipe, check=True, text=True)
     yield hosts, environment, json.loads(done.stdout)
     hosts.communicate("")
