@@ -98,6 +98,7 @@ class Result:
     history: list[Look]
     replicas: list[Tensor]
     lost: list[dict[str, Any]] = field(default_factory=list)
+    spec: RunSpec | None = None
     _model: nn.Module | None = field(default=None, repr=False)
     _model_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
     # Another process has the whole result, and saves it.
@@ -180,6 +181,7 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
             [_look(row) for row in content["history"]],
             [replicas[str(index)] for index in range(len(replicas))],
             content.get("lost", []),  # which older results do not have
+            _spec(content["config"]),
             _model_state=load_file(folder / "model.safetensors"),
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -189,6 +191,37 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
     if task is not None:
         result._model = result._rebuild(task)
     return result
+
+
+def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
+    """What a run was, in plain values: for tables, and for who has no Flockstep at hand."""
+    strategy = spec.strategy
+    schedule = task.schedule if spec.schedule is None else spec.schedule
+    about: dict[str, Any] = {
+        "task": task.name,
+        "strategy": strategy.name,
+        "fields": dataclasses.asdict(strategy) if dataclasses.is_dataclass(strategy) else {},
+        "workers": spec.workers,
+        "backend": spec.backend,
+        "settings": repr(place),  # of the backend: network, step times and lanes, defaults too
+        "epochs": task.epochs if spec.epochs is None else spec.epochs,
+        "batch_size": spec.batch_size,
+        "assignment": repr(spec.assignment),
+        "sampling": repr(spec.sampling),
+        "schedule": repr(schedule),
+        "seed": spec.seed,
+        "versions": versions(),
+    }
+    try:
+        return about | {"spec": json.loads(spec.to_json()), "id": spec.id}
+    except SpecError as reason:  # a task that exists in a script only
+        return about | {"spec": None, "not_written": str(reason)}
+
+
+def _spec(config: dict[str, Any]) -> RunSpec | None:
+    """The spec of a saved run; None where it could not be written, or the run is an old one."""
+    written = config.get("spec")
+    return None if written is None else RunSpec.from_json(json.dumps(written))
 
 
 def _look(row: dict[str, Any]) -> Look:

@@ -61,6 +61,9 @@ class Stopped(BaseException):
 class Backend(ABC):
     """Starts workers, gives each its `Comm`, and brings back what they return."""
 
+    is_virtual = False
+    """Whether time passes only as workers say, and all of them share this process."""
+
     @property
     def is_lead(self) -> bool:
         """Whether this process speaks for the run. Where several processes launch together, one

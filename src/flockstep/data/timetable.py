@@ -90,7 +90,6 @@ class Steady(Timetable):
             else float(whole)
         )
 
-
     def step_of(self, epoch: float) -> int:
         return math.ceil(epoch * self._interval)
 

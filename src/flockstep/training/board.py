@@ -148,7 +148,7 @@ class Board:
     def _judge(self, pending: Pending, worker: Worker) -> None:
         job, measure = self._job, self._job.spec.measure
         copies = [pending.copies[rank] for rank in range(self._workers)]
-        table = Table([each.figures for each in copies])
+        table = Table([each.figures for each in copies], range(self._workers))
         shown = representative(job.spec.strategy, copies, worker)
         loss, accuracy = self._scores(shown, worker)
         look = table.look(job.epoch_at(worker, table), pending.seconds)

@@ -60,12 +60,13 @@ class Figures:
 class Table:
     """The figures of all workers that are there, in rank order."""
 
-    def __init__(self, figures: Sequence[Figures]) -> None:
+    def __init__(self, figures: Sequence[Figures], ranks: Sequence[int]) -> None:
         self.figures = figures
+        self.ranks = ranks
 
     @classmethod
     def of(cls, told: Gathered) -> Table:
-        return cls([Figures(*row.tolist()) for row in told])
+        return cls([Figures(*row.tolist()) for row in told], told.ranks)
 
     @property
     def seconds(self) -> float:
@@ -89,7 +90,8 @@ class Table:
     @property
     def steps_per_second(self) -> float:
         """Of all workers together that have steps left."""
-        return sum(each.steps / each.seconds for each in self.figures if not each.is_done)
+        active = [each for each in self.figures if not each.is_done and each.seconds > 0]
+        return sum(each.steps / each.seconds for each in active)
 
     @property
     def all_are_done(self) -> bool:

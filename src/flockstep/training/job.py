@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flockstep.data import BatchSize, Timetable
-from flockstep.schedules import Schedule
+from flockstep.data import BatchSize, Sampling, Timetable
 from flockstep.result import Look
+from flockstep.schedules import Schedule
 from flockstep.spec import RunSpec
 from flockstep.tasks import Task
 from flockstep.worker import Worker
@@ -43,6 +43,11 @@ class Job:
     model_from_all: bool
     trace_limit: int | None = None
     board: Board | None = field(default=None, repr=False)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """None where it is the usual one: streams take no other, and none at all."""
+        return None if self.spec.sampling == Sampling() else self.spec.sampling
 
     def step_of_look(self, number: int) -> int:
         """The step after which that look is due, if looks are counted in steps or epochs."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.comm import Comm, Trace
-from flockstep.device import on_device
+from flockstep.device import on_device, worker_device
 from flockstep.tasks import Task
 from flockstep.training.job import Job
 from flockstep.training.observer import Observer, observer_of
+from flockstep.training.scoring import of_table
 from flockstep.worker import Worker
 
 
@@ -25,7 +26,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     if job.trace_limit is not None:
         comm.meter.trace = Trace(job.trace_limit)
     task, spec = job.task, job.spec
-    model = task.model().to(job.device)
+    model = task.model().to(worker_device(spec.device, comm.rank))
     optimizer = spec.make_optimizer(task, model.parameters())
     worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
     observer = observer_of(worker, job)
@@ -48,7 +49,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
 def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
     comm = worker.comm
     replica = worker.flat.parameters.detach().cpu().clone()
-    measured = observer.measure_replicas()
+    measured = observer.measured()
     if observer.final is None:
         worker.finish()
     else:
@@ -56,6 +57,7 @@ def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
             worker.flat.state.copy_(observer.final[1])
     table = observer.end()
     leads = comm.rank == table.ranks[0]
+    measured |= of_table(table, job.spec.measure)
     trace = comm.meter.trace
     return {
         "replica": replica,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,9 +31,10 @@ from flockstep.training.board import Board, Copy
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Job
 from flockstep.training.pace import steps_in_all, steps_until
-from flockstep.training.scoring import judged
+from flockstep.training.scoring import judged, of_all_replicas
 from flockstep.worker import Worker
 
+FUTILE_STEPS = 2000
 NEAR_ENOUGH = 0.02  # of the steps between two looks: one that comes so much too early is on time
 
 
@@ -88,6 +90,11 @@ class Observer(ABC):
         figures = Figures.of(self.worker, self.losses, is_done=True)
         with comm.unmetered():
             return Table.of(comm.all_gather(figures.told()))
+
+    def measured(self) -> dict[str, Any]:
+        """What is measured of the replicas as they stand at the end, before they become one."""
+        with self.worker.comm.unmetered():
+            return of_all_replicas(self.worker, self.job.task, self.spec.measure)
 
     def copy(self, with_shared: bool) -> Copy:
         """This worker's data at this moment, for the board."""
@@ -158,6 +165,7 @@ class InStep(Observer):
     def _is_used_up(self, table: Table) -> bool:
         """Whether the budget is; if not, how long the training will be is estimated anew."""
         for limit, reached in self._limits(table):
+            _require_an_end(self.worker, reached)
             self.worker.total_steps = steps_in_all(limit, reached, self.worker.steps)
             if reached >= limit:
                 return True
@@ -278,6 +286,16 @@ def own_budget_is_used_up(worker: Worker, job: Job) -> bool:
     share = None if spec.bytes is None else spec.bytes / comm.size
     for limit, reached in ((spec.seconds, comm.now()), (share, comm.meter.bytes_sent)):
         if limit is not None:
+            _require_an_end(worker, reached)
             worker.total_steps = steps_in_all(limit, reached, worker.steps)
             return reached >= limit
     return False
+
+
+def _require_an_end(worker: Worker, reached: float) -> None:
+    """A budget of which nothing is used after very many steps would never end."""
+    if not reached and worker.steps >= FUTILE_STEPS:
+        raise FlockstepError(
+            f"rank {worker.comm.rank}: the budget has no end: {worker.strategy!r} has used none of "
+            f"it in {worker.steps} steps"
+        )

@@ -10,10 +10,10 @@ def steps_until(limit: float, reached: float, steps: int) -> int:
     have reached so much.
 
     Half of the way that is left by the pace so far: a few looks, more of them near the end, rather
-    than one at every step.
+    than one at every step. As long as nothing is reached, in twice as many steps.
     """
-    if reached <= 0 or steps == 0:
-        return 1
+    if reached <= 0:
+        return max(1, steps)
     left = (limit - reached) / (reached / steps)
     return max(1, math.floor(left / 2))
 

@@ -1,317 +1,177 @@
-"""`run`: a whole training job in one call. The loop of DESIGN stands here, once."""
+"""`run`: a whole training job in one call, from its spec to its result."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import math
+import inspect
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from statistics import fmean
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from flockstep.backends import Backend, Compute
-from flockstep.comm import Comm, SharedTensor
-from flockstep.data import (
-    Assignment,
-    BatchSize,
-    Disjoint,
-    Sampling,
-    batches,
-)
-from flockstep.device import on_device
-from flockstep.errors import WorkerLost
-from flockstep.fields import require, require_integer
+from flockstep.backends import Backend
+from flockstep.data import Sampling, batches
+from flockstep.errors import WorkerLost, unknown_name
+from flockstep.fields import require
 from flockstep.launch import launch, make_backend
-from flockstep.network import Network
 from flockstep.progress_bar import steps_bar
-from flockstep.result import Result, versions
-from flockstep.schedules import Schedule
+from flockstep.report import write_trace
+from flockstep.result import Look, Result, described
+from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
-from flockstep.tasks import TASKS, Task, find_task
-from flockstep.worker import Worker
+from flockstep.tasks import Task
+from flockstep.training.board import Board
+from flockstep.training.job import ENDLESS, Job
+from flockstep.training.loop import train
 
-DEFAULT_WORKERS = 8
-
-# What a worker counts, in the order in which workers tell each other: once at the end, and at the
-# end of each epoch.
-TOTALS = ("rank", "train_loss", "seconds", "bytes_sent", "exchanges", "steps", "samples")
-LOOKS = ("step", "epoch", "seconds", "bytes_sent", "loss", "accuracy", "is_evaluated")
-SCORES = slice(LOOKS.index("loss"), None)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every worker needs to know."""
-
-    task: Task
-    strategy: Strategy[Any]
-    passes: int  # of each worker over its own samples
-    epochs: int  # of all workers together over the data, and so often is evaluated
-    batch_size: BatchSize
-    assignment: Assignment
-    sampling: Sampling | None
-    schedule: Schedule | None
-    may_lose_workers: bool
-    model_from_all: bool  # every worker brings the model, not the lowest rank alone
+TRACED_EVENTS = 2_000_000  # of all workers together: what a viewer opens without trouble
+FEWEST_TRACED = 1_000  # of each worker
 
 
 def run(
-    task: str | Task,
-    strategy: Strategy[Any],
+    task: str | Task | RunSpec,
+    strategy: Strategy[Any] | str | None = None,
     workers: int | None = None,
     backend: str | Backend = "sim",
     *,
-    epochs: int | None = None,
-    batch_size: BatchSize | None = None,
-    assignment: Assignment | None = None,
-    sampling: Sampling | None = None,
-    schedule: Schedule | None = None,
-    network: Network | None = None,
-    compute: Compute | None = None,
-    lanes: int | None = None,
-    seed: int = 0,
-    on_failure: str = "stop",
     progress: bool | None = None,
+    trace: str | Path | None = None,
+    **fields: Any,
 ) -> Result:
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
     represents them.
 
-    `epochs` is how often all workers together go over the data: with C copies of each sample among
-    them, each goes ⌈epochs/C⌉ times over its own, so that assignments compare at equal samples
-    processed. It is evaluated every ⌈N/(batch of all)⌉ steps, whatever the overlap. `batch_size` is
-    that of one worker. These two and the `schedule` of the learning rate are the task's own by
-    default. `progress` shows a bar on stderr; by default only where that is a terminal. For the
-    rest see `fs.launch`.
+    All but the last two arguments are the fields of an `fs.RunSpec`, which says what they mean: the
+    budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
+    `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
+    `fs.run(spec)` runs a spec that is there already.
+
+    `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
+    computed, waited and sent when into that file, for ui.perfetto.dev.
 
     Example:
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
         result.metrics["test_accuracy"], result.metrics["bytes_sent"]
     """
-    require_integer("seed", seed, 0)
-    require(
-        isinstance(strategy, Strategy),
-        "strategy",
-        "be a strategy such as fs.LocalSGD(period=8)",
-        strategy,
-    )
-    place = make_backend(backend, network=network, compute=compute, lanes=lanes)
-    workers = place.size(workers, DEFAULT_WORKERS)
-    chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
-    assignment = Disjoint() if assignment is None else assignment
-    require(
-        isinstance(assignment, Assignment), "assignment", "be one such as fs.Disjoint()", assignment
-    )
-    schedule = chosen.schedule if schedule is None else schedule
-    require(
-        schedule is None or isinstance(schedule, Schedule),
-        "schedule",
-        "be one such as fs.Cosine()",
-        schedule,
-    )
-    chosen.check()
-    epochs = chosen.epochs if epochs is None else epochs
-    require_integer("epochs", epochs, 1)
-    passes = assignment.overlap_epochs(epochs, workers)
-    batch_size = chosen.batch_size_for(workers) if batch_size is None else batch_size
-    plan = batches.plan(
-        chosen.train, batch_size, passes, assignment, sampling, workers=workers, rank=0, seed=seed
-    )
-    table = plan.timetable
-    job = Job(
-        chosen,
-        strategy,
-        passes,
-        passes if table is None else table.epochs,
-        batch_size,
-        assignment,
-        sampling,
-        schedule,
-        may_lose_workers=on_failure == "continue",
-        # The lowest rank may be lost when all is done; and a process that does not lead has only
-        # its own worker's.
-        model_from_all=on_failure == "continue" or not place.is_lead,
-    )
+    if isinstance(task, RunSpec):
+        spec = task
+        given = {"strategy": strategy, "workers": workers, **fields}
+        for name, value in given.items():
+            require(value is None, name, f"be in the spec: spec.replace({name}=…)", value)
+        place = backend if isinstance(backend, Backend) else make_place(spec)
+    else:
+        for name in fields:
+            if name not in SPEC_FIELDS:
+                raise unknown_name("field of a run", name, SPEC_FIELDS)
+        spec = RunSpec(task, strategy, workers, backend, **fields)
+        place = backend if isinstance(backend, Backend) else make_place(spec)
+    return run_on(place, spec, progress, trace)
+
+
+SPEC_FIELDS = {field.name: field for field in dataclasses.fields(RunSpec)}
+_positional = [*inspect.signature(run).parameters.values()]
+_named = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+    for name, field in SPEC_FIELDS.items()
+    if name not in ("task", "strategy", "workers", "backend")
+]
+# What `help` shows: all fields of a spec by name.
+run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:6]])  # type: ignore[attr-defined]
+
+
+def make_place(spec: RunSpec) -> Backend:
+    return make_backend(spec.backend, network=spec.network, compute=spec.compute, lanes=spec.lanes)
+
+
+def run_on(
+    place: Backend, spec: RunSpec, progress: bool | None = None, trace: str | Path | None = None
+) -> Result:
+    """Run `spec` on a backend that is there."""
+    if trace is not None:
+        folder = Path(trace).absolute().parent
+        require(folder.is_dir(), "trace", "be in a folder that exists", str(trace))
+    spec = spec.replace(workers=place.size(spec.workers))
+    job = prepared(spec, place, traces=trace is not None)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
-    with steps_bar(
-        f"{chosen.name} {strategy.name}", table.steps if table else None, shown
-    ) as watch:
+    title = f"{job.task.name} {spec.strategy.name}"
+    with steps_bar(title, job.steps, shown) as watch:
         outcomes = launch(
             functools.partial(train, job=job),
-            workers,
+            spec.workers,
             place,
-            seed=seed,
-            on_failure=on_failure,
+            seed=spec.seed,
+            on_failure=spec.on_failure,
             watch=watch,
         )
-    wall_seconds = time.perf_counter() - began
-    config = {
-        "task": chosen.name,
-        "strategy": strategy.name,
-        "fields": asdict(strategy) if is_dataclass(strategy) else {},
-        "workers": workers,
-        "backend": backend if isinstance(backend, str) else type(backend).__name__,
-        "settings": repr(place),  # of the backend: network, step times and lanes, the defaults too
-        "epochs": epochs,
-        "batch_size": batch_size if isinstance(batch_size, int) else repr(batch_size),
-        "assignment": repr(assignment),
-        "sampling": repr(sampling or Sampling()),
-        "schedule": repr(schedule),
-        "seed": seed,
-        "versions": versions(),
-    }
-    return _result(job, outcomes, config, wall_seconds, is_copy=not place.is_lead)
+    result = _result(job, outcomes, place, time.perf_counter() - began)
+    if trace is not None and place.is_lead:
+        tracks = [each["trace"] for each in outcomes if isinstance(each, dict)]
+        write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
+    return result
 
 
-def train(comm: Comm, job: Job) -> dict[str, Any]:
-    """One worker's whole training. It returns plain values and tensors, which every backend can
-    carry.
-
-    Each worker brings the figures of the whole run: not every launcher gets to see all workers'
-    reports."""
-    task = job.task
-    model = task.model()
-    worker = Worker(comm, model, task.optimizer(model.parameters()), job.strategy, job.schedule)
-    with comm.unmetered():
-        scores = _shared_scores(comm, job.epochs) if job.may_lose_workers else None
-    looks: list[list[float]] = []
-    losses: list[float] = []
-    for batch in worker.batches(
-        task.train, job.batch_size, job.passes, job.assignment, job.sampling
-    ):
-        if len(looks) < worker.epoch:
-            looks.append(_look(worker, task, scores))
-            losses.clear()
-        batch = on_device(batch, worker.flat.state.device)
-        loss = worker.adjust_loss(task.loss(model, batch), batch)
-        loss.backward()
-        worker.step(loss, _score(task, model, batch) if job.strategy.needs_accuracy else None)
-        losses.append(worker.loss)
-    looks.append(_look(worker, task, scores))
-    replica = worker.flat.parameters.detach().cpu().clone()
-    finished = worker.finish()
-    meter = comm.meter
-    totals = [
-        comm.rank,
-        fmean(losses),
-        comm.now(),
-        meter.bytes_sent,
-        meter.exchanges,
-        worker.steps,
-        worker.samples,
-    ]
-    with comm.unmetered():
-        told = comm.all_gather(
-            torch.tensor([totals, *_with_scores(looks, scores)], dtype=torch.float64)
-        )
-    leads = comm.rank == min(int(table[0, 0]) for table in told)
-    return {
-        "replica": replica,
-        "model": _state_of(finished) if leads or job.model_from_all else None,
-        "metrics": _metrics([dict(zip(TOTALS, table[0].tolist(), strict=True)) for table in told]),
-        "history": [_row(rows.tolist()) for rows in torch.stack(told, dim=1)[1:]],
-    }
-
-
-@torch.no_grad()
-def _score(task: Task, model: nn.Module, batch: Any) -> float:
-    """The metric on a training batch, in evaluation mode: another pass must not count in batch
-    normalisation.
-    """
-    model.eval()
-    score = float(task.metric(model, batch))
-    model.train()
-    return score
-
-
-def _state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in model.state_dict().items()}
-
-
-def _look(worker: Worker, task: Task, scores: SharedTensor | None) -> list[float]:
-    """At the end of an epoch: what it cost, and on the lowest rank that is there how good the
-    model is by now.
-    """
-    comm = worker.comm
-    look = [
-        worker.steps,
-        worker.epoch,
-        comm.now(),
-        comm.meter.bytes_sent,
-        math.nan,
-        math.nan,
-        False,
-    ]
-    if comm.rank == comm.members[0]:
-        with comm.unmetered(), torch.no_grad():
-            shown = None if worker.is_alone else worker.strategy.preview(worker, worker.state)
-            own = worker.flat.state
-            before = own.clone() if shown is not None else own
-            if shown is not None:
-                own.copy_(shown)
-            look[SCORES] = (*task.evaluate(worker.model), True)
-            own.copy_(before)
-            if scores is not None:
-                known = scores.read()
-                known[worker.epoch - 1] = torch.tensor(look[SCORES])
-                scores.write(known)  # only the lowest rank writes
-    return look
-
-
-def _shared_scores(comm: Comm, epochs: int) -> SharedTensor:
-    """Where the scores of each epoch outlive the worker that evaluated."""
-    return comm.shared("scores", torch.zeros(epochs, len(LOOKS[SCORES]), dtype=torch.float64))
-
-
-def _with_scores(looks: list[list[float]], scores: SharedTensor | None) -> list[list[float]]:
-    """The worker's looks, with the scores of others where it did not evaluate itself."""
-    if scores is None:
-        return looks
-    known = scores.read().tolist()
-    return [
-        look if look[-1] else [*look[: SCORES.start], *others]
-        for look, others in zip(looks, known, strict=True)
-    ]
-
-
-def _row(looks: list[list[float]]) -> dict[str, float]:
-    """A row of the history, of what all workers saw at the end of an epoch. Without scores, if
-    nobody evaluated.
-    """
-    first, *_ = by_name = [dict(zip(LOOKS, look, strict=True)) for look in looks]
-    row = {
-        "step": int(first["step"]),
-        "epoch": int(first["epoch"]),
-        "seconds": first["seconds"],
-        "bytes_sent": int(sum(look["bytes_sent"] for look in by_name)),
-    }
-    evaluated = next((look for look in by_name if look["is_evaluated"]), None)
-    return (
-        row
-        if evaluated is None
-        else row | {"loss": evaluated["loss"], "accuracy": evaluated["accuracy"]}
+def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
+    """What every worker needs to know. Whatever can be wrong is found here, before workers start."""
+    assert spec.workers is not None
+    task = spec.find_task().loaded()
+    task.check()
+    batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
+    passes, table = _passes(spec, task, batch_size)
+    known = None if table is None or passes == ENDLESS else table.steps
+    steps = min((each for each in (known, spec.steps) if each is not None), default=None)
+    most = max(FEWEST_TRACED, TRACED_EVENTS // spec.workers)
+    job = Job(
+        spec,
+        task,
+        batch_size,
+        task.schedule if spec.schedule is None else spec.schedule,
+        passes,
+        steps,
+        table,
+        # The lowest rank may be lost when all is done; and a process that does not lead has only
+        # its own worker's.
+        model_from_all=spec.on_failure == "continue" or not place.is_lead,
+        trace_limit=most if traces else None,
     )
+    if not place.is_virtual:
+        return job
+    return replace(job, board=Board(job, spec.workers))
 
 
-def _metrics(totals: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The run's figures, from those of the workers that have come to its end."""
-    return {
-        "train_loss": fmean(worker["train_loss"] for worker in totals),
-        "seconds": max(worker["seconds"] for worker in totals),
-        "bytes_sent": int(sum(worker["bytes_sent"] for worker in totals)),
-        "exchanges": int(max(worker["exchanges"] for worker in totals)),
-        "steps": int(max(worker["steps"] for worker in totals)),
-        "samples": int(sum(worker["samples"] for worker in totals)),
-    }
+def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
+    """How often each worker goes over its own samples, and the timetable of that."""
+
+    def table(passes: int) -> Any:
+        return batches.plan(
+            task.train,
+            batch_size,
+            passes,
+            spec.assignment,
+            None if spec.sampling == Sampling() else spec.sampling,
+            workers=spec.workers or 1,
+            rank=0,
+            seed=spec.seed,
+        ).timetable
+
+    if spec.seconds is not None or spec.bytes is not None:
+        rule = "be a number where the budget does not tell how many samples there will be"
+        require(isinstance(batch_size, int), "batch_size", rule, batch_size)
+        return ENDLESS, table(ENDLESS)
+    if spec.steps is None:
+        epochs = task.epochs if spec.epochs is None else spec.epochs
+        passes = spec.assignment.overlap_epochs(epochs, spec.workers)
+        return passes, table(passes)
+    passes = 1
+    while (planned := table(passes)) is not None and planned.steps < spec.steps:
+        passes = max(passes + 1, passes * spec.steps // planned.steps)
+    return (ENDLESS if planned is None else passes), planned
 
 
-def _result(
-    job: Job, outcomes: list[Any], config: dict[str, Any], wall_seconds: float, is_copy: bool
-) -> Result:
+def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) -> Result:
     """`outcomes`: a report, a loss, or None for a worker whose report went to the process that
     leads.
     """
@@ -321,18 +181,50 @@ def _result(
         for loss in losses
     ]
     reports = [outcome for outcome in outcomes if isinstance(outcome, dict)]
-    metrics: dict[str, float] = {
+    metrics: dict[str, Any] = {
         "wall_seconds": wall_seconds,
         "workers": len(outcomes),
         "lost": len(lost),
     }
+    config, is_copy = described(job.spec, job.task, place), not place.is_lead
     if not reports:  # this process does not lead, and its own worker is among the lost
-        return Result(config, metrics, [], [], lost, _is_copy=is_copy)
+        return Result(config, metrics, [], [], lost, job.spec, _is_copy=is_copy)
     report = next(report for report in reports if report["model"] is not None)
     model = job.task.model_of(report["model"])
     loss, accuracy = job.task.evaluate(model)
     metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
-    replicas: list[Tensor] = [each["replica"] for each in reports]
+    history = _history(job, report, model, (loss, accuracy))
+    if job.spec.target is not None:
+        metrics |= _to_target(job, history)
+    replicas = [each["replica"] for each in reports]
     return Result(
-        config, metrics, report["history"], replicas, lost, _model=model, _is_copy=is_copy
+        config, metrics, history, replicas, lost, job.spec, _model=model, _is_copy=is_copy
     )
+
+
+def _history(
+    job: Job, report: dict[str, Any], model: torch.nn.Module, on_test: tuple[float, float]
+) -> list[Look]:
+    """All looks. The last one is of the final model."""
+    looks = [Look(**row) for row in report["history"]]
+    if job.board is not None:
+        looks = job.board.looks()
+    if report["has_reached"]:
+        return looks
+    watched = job.task.watched
+    loss, accuracy = on_test if watched is job.task.test else job.task.evaluate(model, watched)
+    last = Look(**report["last_look"] | {"loss": loss, "accuracy": accuracy})
+    if looks and looks[-1].step == last.step:
+        before = looks.pop()
+        last = replace(last, train_loss=last.train_loss or before.train_loss)
+    return [*looks, last]
+
+
+def _to_target(job: Job, history: list[Look]) -> dict[str, Any]:
+    """What it took to reach the target; None where it was not reached."""
+    reached = next((look for look in history if job.is_reached_by(look)), None)
+    return {
+        "seconds_to_target": reached and reached.seconds,
+        "steps_to_target": reached and reached.step,
+        "bytes_to_target": reached and reached.bytes_sent,
+    }

@@ -26,7 +26,8 @@ def judged(
     with shown_in(worker, shown):
         loss, accuracy = mean_scores(_rows_of_all(worker, task))
     look = replace(look, loss=loss, accuracy=accuracy)
-    return replace(look, **_measured(worker, task, table, measure))
+    found = of_all_replicas(worker, task, measure) | of_table(table, measure)
+    return replace(look, **found)
 
 
 class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
@@ -49,7 +50,9 @@ class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
 def _rows_of_all(worker: Worker, task: Task) -> Tensor:
     """The scores of all batches, each by one of the workers."""
     comm, rows = worker.comm, None
-    while rows is None or not bool((rows[:, 2] > 0).all()):  # who was lost leaves its batches undone
+    while rows is None or not bool(
+        (rows[:, 2] > 0).all()
+    ):  # who was lost leaves its batches undone
         members = comm.all_gather(torch.empty(0)).ranks  # the same on all, whoever is lost
         place = members.index(comm.rank)
         own = task.scores(worker.model, task.watched, place, len(members))
@@ -57,7 +60,8 @@ def _rows_of_all(worker: Worker, task: Task) -> Tensor:
     return rows
 
 
-def _measured(worker: Worker, task: Task, table: Table, measure: Sequence[str]) -> dict[str, Any]:
+def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[str, Any]:
+    """How good the workers' own replicas are, and how far apart. All workers call it together."""
     comm, own, found = worker.comm, worker.flat.parameters, {}
     if "replicas" in measure:
         _, accuracy = task.evaluate(worker.model, task.watched)
@@ -66,7 +70,7 @@ def _measured(worker: Worker, task: Task, table: Table, measure: Sequence[str]) 
         centre = comm.all_reduce(own.double(), op="mean")
         square = comm.all_reduce((own.double() - centre).square().sum(), op="mean")
         found["spread"] = float(square.sqrt())
-    return found | of_table(table, measure)
+    return found
 
 
 def of_replicas(accuracies: Sequence[float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as 
 @dataclass(frozen=True)
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core)."""
+
+    is_virtual: ClassVar[bool] = True
 
     network: Network = PRESETS["lan-1g"]
     compute: Compute = field(default_factory=Compute)
