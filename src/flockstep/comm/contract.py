@@ -8,8 +8,7 @@ Rules that hold on every backend:
 - `all_reduce`, `broadcast` and `recv` change their tensor in place and return it; it may be of any
   strides.
 - Collectives, `split` and `shared` are called by all members of the comm, in the same order, with
-  tensors of the
-  same dtype and number of elements (`all_gather` takes different lengths).
+  tensors of the same dtype and number of elements (`all_gather` takes different lengths).
 - One message may be on its way from a worker to another: `send` waits at most until the one before
   has been taken.
 - Sums run in rank order, half-precision ones in float32, so equal inputs give equal bits on every
@@ -18,13 +17,11 @@ Rules that hold on every backend:
 Where the run goes on without workers that are lost (`on_failure="continue"`), ranks and `size` stay
 as they were, and:
 - A collective is one of those who take part: `all_reduce` with "mean" divides by their number,
-  `all_gather` has their
-  tensors. Who dies in the middle of it took part for all or for nobody.
+  `all_gather` has their tensors. Who dies in the middle of it took part for all or for nobody.
 - Nothing waits for the lost. Their locks are free, turns pass over them.
 - `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange`
-  with a lost peer raise
-  it on the caller, though `recv` may still give what the peer sent before. A program may catch it
-  and go on.
+  with a lost peer raise it on the caller, though `recv` may still give what the peer sent before. A
+  program may catch it and go on.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ class Sampling:
     """How samples are drawn. Nothing is carried from one epoch to the next, so a run can be resumed
     anywhere.
 
-    Fields: order: "reshuffle" goes through all of a worker's samples in a new order every epoch,
-        "shuffle_once" in the same
-            order every epoch; "with_replacement" draws as many at random, some twice and some not
-            at all.
+    Fields:
+        order: "reshuffle" goes through all of a worker's samples in a new order every epoch,
+            "shuffle_once" in the same order every epoch; "with_replacement" draws as many at
+            random, some twice and some not at all.
         shuffle: "local", a worker keeps its samples; or "global", all samples are dealt anew every
             epoch, by the same assignment. In a real cluster that means moving them.
 

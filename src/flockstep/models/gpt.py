@@ -23,10 +23,12 @@ class GPT(nn.Module):
     and no biases anywhere, as nanoGPT (Karpathy, 2022) trains on the characters of tiny Shakespeare
     on a CPU.
 
-    Fields: vocabulary: the number of different tokens. context: the longest sequence it takes.
+    Fields:
+        vocabulary: the number of different tokens.
+        context: the longest sequence it takes.
         layers, heads, width: blocks, attention heads of each, and features of each token; heads
-        divide the width. dropout: after the embedding, in the attention and after each part of a
-        block; 0 for none.
+            divide the width.
+        dropout: after the embedding, in the attention and after each part of a block; 0 for none.
     """
 
     def __init__(

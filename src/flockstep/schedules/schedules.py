@@ -110,8 +110,10 @@ class Warmup(Schedule):
 
         f(e) = s + (1 − s) · min(1, e/k)
 
-    Fields: epochs: k, the length of the ramp; 0: none. start: s, the factor it starts from. At 0
-        the first step of all does not move the parameters.
+    Fields:
+        epochs: k, the length of the ramp; 0: none.
+        start: s, the factor it starts from. At 0 the first step of all does not move the
+            parameters.
 
     Paper: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017; its own
     ramp is LinearScaling.
@@ -138,8 +140,10 @@ class LinearScaling(Schedule):
 
         f(e) = 1 + (n − 1) · min(1, e/k)
 
-    Fields: scale: n, how many times the batch that the base rate is for all workers process
-        together in a step. warmup_epochs: k, the length of the ramp; 0: scaled at once.
+    Fields:
+        scale: n, how many times the batch that the base rate is for all workers process together in
+            a step.
+        warmup_epochs: k, the length of the ramp; 0: scaled at once.
 
     Paper: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017.
 

@@ -43,10 +43,13 @@ class EAWild(Strategy[EAWildState]):
 
     Use: where workers differ in speed, on a machine or a fast network.
 
-    Fields: period: optimizer steps between exchanges. alpha: the moving rate; None is 0.9 / (number
-        of workers or groups that pull). groups: into how many equal groups the workers are divided,
-        neighbours in rank together; None: no groups. representative: who pulls for its group, its
-        "first" worker that is there or a "random" one each time.
+    Fields:
+        period: optimizer steps between exchanges.
+        alpha: the moving rate; None is 0.9 / (number of workers or groups that pull).
+        groups: into how many equal groups the workers are divided, neighbours in rank together;
+            None: no groups.
+        representative: who pulls for its group, its "first" worker that is there or a "random" one
+            each time.
 
     Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed
         Deep Learning", 2020.

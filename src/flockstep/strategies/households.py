@@ -39,11 +39,14 @@ class Households(Strategy[HouseholdsState]):
 
     Use: where some workers are near each other (one host, one rack) and others far.
 
-    Fields: count: households, dividing the number of workers. world_period: optimizer steps between
-        averages over all. household_period: between averages inside a household; 1 averages
-        gradients. neighbourhoods: into how many neighbourhoods the households are divided; None: no
-        such level. neighbourhood_period: between averages inside a neighbourhood. Periods must not
-        shrink outwards.
+    Fields:
+        count: households, dividing the number of workers.
+        world_period: optimizer steps between averages over all.
+        household_period: between averages inside a household; 1 averages gradients.
+        neighbourhoods: into how many neighbourhoods the households are divided; None: no such
+            level.
+        neighbourhood_period: between averages inside a neighbourhood. Periods must not shrink
+            outwards.
 
     Paper: Håland and Birkeland, "Data assignment in distributed deep learning", 2020.
 

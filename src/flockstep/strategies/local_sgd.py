@@ -40,10 +40,11 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     Use: on a network too slow for an exchange at every step.
 
-    Fields: period: optimizer steps between averages; None averages only at the end (one-shot
-        averaging). momentum: what happens to the optimizer's state at an average: "keep" the
-        worker's own, "reset" it as if the
-            optimizer were new, or "average" it over the workers too.
+    Fields:
+        period: optimizer steps between averages; None averages only at the end (one-shot
+            averaging).
+        momentum: what happens to the optimizer's state at an average: "keep" the worker's own,
+            "reset" it as if the optimizer were new, or "average" it over the workers too.
         codec: how changes are written on the wire; None: parameters as they are.
 
     Papers: Stich, "Local SGD Converges Fast and Communicates Little", 2018; McMahan et al., 2017;

@@ -48,10 +48,13 @@ class NoSync(Strategy[NoSyncState]):
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.
 
-    Fields: pull: β, from 0 to 1. best: n, how many workers make the centre; None: all. period:
-        optimizer steps between exchanges. staleness: pull towards the centre of so many exchanges
-        before, so that it can travel while workers compute. score: what N is chosen by: "loss", or
-        "accuracy" (the paper's choice), passed as
+    Fields:
+        pull: β, from 0 to 1.
+        best: n, how many workers make the centre; None: all.
+        period: optimizer steps between exchanges.
+        staleness: pull towards the centre of so many exchanges before, so that it can travel while
+            workers compute.
+        score: what N is chosen by: "loss", or "accuracy" (the paper's choice), passed as
             `worker.step(loss, accuracy=…)`; `fs.run` takes the task's metric on the batch, at the
             cost of another forward pass.
 

@@ -30,8 +30,10 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
 
     Use: where LocalSGD from the start costs accuracy.
 
-    Fields: switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches`
-        (float, 0 to 1). period: k, optimizer steps between averages after the switch.
+    Fields:
+        switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches`
+            (float, 0 to 1).
+        period: k, optimizer steps between averages after the switch.
 
     Paper: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018.
 

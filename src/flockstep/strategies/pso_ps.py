@@ -55,11 +55,16 @@ class PSOPS(Strategy[PSOPSState]):
 
     Use: to study swarm optimisation; see the caveat above.
 
-    Fields: period: steps from one step of the swarm to the next. c1: attraction of a worker's own
-        best. c2: attraction of the swarm's best. inertia_max: m at the beginning. inertia_min: m at
-        the end. decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand
-        side, or "none" of it. random: whether r1 and r2 are one number each ("scalar") or one for
-        each parameter ("vector").
+    Fields:
+        period: steps from one step of the swarm to the next.
+        c1: attraction of a worker's own best.
+        c2: attraction of the swarm's best.
+        inertia_max: m at the beginning.
+        inertia_min: m at the end.
+        decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand side, or
+            "none" of it.
+        random: whether r1 and r2 are one number each ("scalar") or one for each parameter
+            ("vector").
 
     Paper: Ye, Qi, Wang, Li, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
     Distributed Training of Deep Neural Networks", 2020.

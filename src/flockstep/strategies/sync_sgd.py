@@ -36,9 +36,9 @@ class SyncSGD(Strategy[SyncSGDState]):
 
     Use: on a fast and even network; as the reference for all others.
 
-    Fields: all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a
-        ring; "ring", "tree",
-            "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in
+    Fields:
+        all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a ring;
+            "ring", "tree", "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in
             `flockstep/all_reduce.py`.
         codec: how gradients are written on the wire; None: as they are.
 

@@ -29,18 +29,23 @@ class Task:
     """What is trained. All but the names and numbers are callables, so that every worker can make
     its own.
 
-    Fields: name: how it is called in tables and results. model: makes a fresh model. optimizer:
-        makes an optimizer for the given parameters. loss: `loss(model, batch)` gives the mean loss
-        of a batch, as a scalar tensor. train, test: data sets (as `Worker.batches` takes them), or
-        functions that load them. metric: `metric(model, batch)` gives the mean score of a batch;
-        accuracy, for a classifier. batch_size, epochs: what a run uses unless told otherwise; the
-        batch is that of one worker. global_batch: in place of batch_size, the batch of all workers
-        together, which a run divides among them. schedule: of the learning rate; None: it stays as
-        it is. data: the name of the built-in data set that it needs, if it does.
+    Fields:
+        name: how it is called in tables and results.
+        model: makes a fresh model.
+        optimizer: makes an optimizer for the given parameters.
+        loss: `loss(model, batch)` gives the mean loss of a batch, as a scalar tensor.
+        train, test: data sets (as `Worker.batches` takes them), or functions that load them.
+        metric: `metric(model, batch)` gives the mean score of a batch; accuracy, for a classifier.
+        batch_size, epochs: what a run uses unless told otherwise; the batch is that of one worker.
+        global_batch: in place of batch_size, the batch of all workers together, which a run divides
+            among them.
+        schedule: of the learning rate; None: it stays as it is.
+        data: the name of the built-in data set that it needs, if it does.
 
-    Example: fs.Task("mine", model=Net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        loss=fs.classification_loss,
-                train=(x, y), test=(test_x, test_y), metric=fs.classification_accuracy)
+    Example:
+        fs.Task("mine", model=Net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+                loss=fs.classification_loss, metric=fs.classification_accuracy,
+                train=(x, y), test=(test_x, test_y))
     """
 
     name: str

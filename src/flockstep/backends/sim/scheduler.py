@@ -6,14 +6,12 @@ call runs `_advance` under the mutex, which opens the gates of those who may go 
 calls exist:
 
 - *ordered* calls touch state that anybody may touch (shared tensors). They are applied strictly in
-  the order of
-  (virtual time, rank): a call waits until no other worker can still come before it. A worker that
-  runs, or may run, can make no call earlier than its own clock, so its clock bounds what may be
-  applied.
+  the order of (virtual time, rank): a call waits until no other worker can still come before it. A
+  worker that runs, or may run, can make no call earlier than its own clock, so its clock bounds
+  what may be applied.
 - *meeting* calls (collectives, messages) touch only the tensors of those who take part, all of whom
-  sleep. They are
-  settled as soon as the last of them arrives; the virtual time of the outcome follows from the
-  clocks alone.
+  sleep. They are settled as soon as the last of them arrives; the virtual time of the outcome
+  follows from the clocks alone.
 
 So the outcome depends on clocks and ranks, never on how threads were scheduled or how many lanes
 there are. Time is counted in whole attoseconds: sums are exact, and ties are ties."""
