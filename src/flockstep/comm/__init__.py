@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_at_first
-from flockstep.comm.contract import Comm, SharedTensor, broadcast_from_first, signature
+from flockstep.comm.contract import Comm, Gathered, SharedTensor, broadcast_from_first, signature
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 
@@ -11,6 +11,7 @@ __all__ = [
     "REDUCTIONS",
     "Average",
     "Comm",
+    "Gathered",
     "Meter",
     "SharedTensor",
     "averager",
