@@ -20,7 +20,7 @@ from flockstep.codecs import (
     Threshold,
     TopK,
 )
-from flockstep.comm import Comm, SharedTensor
+from flockstep.comm import Comm, Gathered, SharedTensor
 from flockstep.data import (
     Assignment,
     BatchGrowth,
@@ -143,6 +143,7 @@ __all__ = [
     "Float16",
     "FlockstepError",
     "FullOverlap",
+    "Gathered",
     "GoSGD",
     "Hogwild",
     "HouseholdShards",

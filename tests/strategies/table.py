@@ -29,8 +29,8 @@ class Size:
         return 2 * ((workers or self.w) - 1) * nbytes
 
     def scores(self) -> int:
-        """Two numbers of each worker to all."""
-        return self.w * (self.w - 1) * 16
+        """One number of each worker to all."""
+        return self.w * (self.w - 1) * 8
 
     def spread(self, nbytes: int) -> int:
         """A broadcast."""

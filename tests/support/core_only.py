@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flockstep as fs
 from flockstep.backends.base import Program
-from flockstep.comm.contract import Comm, SharedTensor
+from flockstep.comm.contract import Comm, Gathered, SharedTensor
 
 
 class CoreComm(Comm):
@@ -37,7 +37,7 @@ class CoreComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         self._inner.elapse(seconds, times=times)
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         return self._inner._all_gather(tensor)
 
     def _send(self, tensor: Tensor, peer: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_at_first
 from flockstep.comm.clock import Clock
-from flockstep.comm.contract import Comm, SharedTensor, broadcast_from_first, signature
+from flockstep.comm.contract import Comm, Gathered, SharedTensor, broadcast_from_first, signature
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 
@@ -13,6 +13,7 @@ __all__ = [
     "Average",
     "Clock",
     "Comm",
+    "Gathered",
     "Meter",
     "SharedTensor",
     "averager",

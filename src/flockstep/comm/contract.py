@@ -17,7 +17,8 @@ Rules that hold on every backend:
 Where the run goes on without workers that are lost (`on_failure="continue"`), ranks and `size` stay
 as they were, and:
 - A collective is one of those who take part: `all_reduce` with "mean" divides by their number,
-  `all_gather` has their tensors. Who dies in the middle of it took part for all or for nobody.
+  `all_gather` has their tensors and says whose they are. Who dies in the middle of it took part for
+  all or for nobody.
 - Nothing waits for the lost. Their locks are free, turns pass over them.
 - `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange`
   with a lost peer raise it on the caller, though `recv` may still give what the peer sent before. A
@@ -29,7 +30,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
@@ -41,6 +42,21 @@ from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.errors import FlockstepError, MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number
 from flockstep.network import costs
+
+
+class Gathered(list[Tensor]):
+    """What `Comm.all_gather` returns: the tensors of those who took part, in rank order.
+
+    `ranks` says whose they are: all ranks of the comm, or those that are left where workers are
+    lost."""
+
+    def __init__(self, tensors: Iterable[Tensor], ranks: Iterable[int]) -> None:
+        super().__init__(tensors)
+        self.ranks = tuple(ranks)
+
+    def by_rank(self) -> dict[int, Tensor]:
+        """Each tensor under the rank that it came from."""
+        return dict(zip(self.ranks, self, strict=True))
 
 
 class Comm(ABC):
@@ -72,10 +88,12 @@ class Comm(ABC):
             self._all_reduce(tensor.detach(), op)
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Copies of every worker's tensor, in rank order. First dimensions may differ."""
+    def all_gather(self, tensor: Tensor) -> Gathered:
+        """Copies of every worker's tensor, in rank order, and whose they are. First dimensions may
+        differ.
+        """
         if self.size == 1:
-            return [tensor.detach().clone()]
+            return Gathered([tensor.detach().clone()], [self.rank])
         self.meter.count(costs.all_gather_bytes(self.size, tensor.nbytes))
         return self._all_gather(tensor.detach())
 
@@ -209,9 +227,9 @@ class Comm(ABC):
     # --- what a backend moves ---------------------------------------------------------------------
 
     @abstractmethod
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Core: every worker's tensor, freshly allocated, in rank order; of those who took part,
-        if some are lost.
+    def _all_gather(self, tensor: Tensor) -> Gathered:
+        """Core: the tensors of all who took part, freshly allocated, in rank order, and their
+        ranks.
         """
 
     @abstractmethod
@@ -226,7 +244,10 @@ class Comm(ABC):
         reduce_in_rank_order(self._all_gather(tensor), op, out=tensor)
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
-        tensor.copy_(self._all_gather(tensor)[root])
+        brought = self._all_gather(tensor).by_rank()
+        if root not in brought:
+            raise WorkerLost(f"rank {root}, from which to broadcast, is lost", root)
+        tensor.copy_(brought[root])
 
     def _barrier(self) -> None:
         self._all_gather(torch.empty(0))

@@ -57,7 +57,7 @@ class Codistillation(Strategy[CodistillationState]):
 
     Bytes: one all-reduce of the gradients a step inside each group; every exchange_period steps
     from burn_in on, all groups' parameters and buffers to all (an all-gather between the workers of
-    the same place in their groups) or, in a ring, to the next; at the end two numbers a worker and
+    the same place in their groups) or, in a ring, to the next; at the end one number per worker and
     one broadcast.
 
     Use: with more workers than one batch can use; teachers may be old, so exchanges can be rare.
@@ -124,9 +124,8 @@ class Codistillation(Strategy[CodistillationState]):
     def _meet_teachers(self, worker: Worker, state: CodistillationState) -> None:
         own, peers = worker.flat.state, state.peers
         if self.topology == "complete":
-            others = peers.all_gather(own)
-            # Who is lost leaves no gap, so the own one is found by its value.
-            del others[next(place for place, other in enumerate(others) if torch.equal(other, own))]
+            told = peers.all_gather(own).by_rank()
+            others = [other for rank, other in told.items() if rank != peers.rank]
         else:
             others = []
             with suppress(WorkerLost):

@@ -23,7 +23,7 @@ class Independent(Strategy[None]):
     One batch's loss is mostly noise, so the losses compared are exponential means over the last ten
     steps or so; of equal ones the lowest rank wins.
 
-    Bytes: nothing while training; at the end two numbers a worker and one broadcast of the model.
+    Bytes: nothing while training; at the end one number per worker and one broadcast of the model.
 
     Use: as the control in every comparison.
 

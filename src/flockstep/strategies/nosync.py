@@ -42,8 +42,8 @@ class NoSync(Strategy[NoSyncState]):
     normalisation are pulled with the parameters. How far apart the workers settle:
     `fs.settled_distance`.
 
-    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise two
-    numbers a worker, and n−1 + w−1 messages of parameters, buffers and a count in all: summed at
+    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise one
+    number per worker, and n−1 + w−1 messages of parameters, buffers and a count in all: summed at
     the best of N, and broadcast from there. At the end one all-reduce.
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.

@@ -25,7 +25,7 @@ from flockstep.backends.cluster.groups import (
 )
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Clock, Comm, Meter, SharedTensor, signature
+from flockstep.comm import Clock, Comm, Gathered, Meter, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
 
 # How long a broken connection may be known here before the coordinator says who is lost.
@@ -123,11 +123,13 @@ class ClusterComm(Comm):
 
         self._move(f"all_reduce({op}) of {signature(tensor)}", tensor, move)
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         parts: list[Tensor] = []
+        came: list[int] = []  # their ranks in the world
 
         def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
             parts[:] = groups.all_gather(group, work, go["data"], finish)
+            came[:] = go["members"]
 
         text = f"all_gather of {signature(tensor)}"
         self._move(
@@ -139,10 +141,11 @@ class ClusterComm(Comm):
             in_place=False,
         )
         rest = tensor.shape[1:]
-        return [
+        shaped = [
             part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *rest)
             for part in parts
         ]
+        return Gathered(shaped, map(self.ranks.index, came))
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         source = self.ranks[root]

@@ -24,6 +24,7 @@ from flockstep.comm import (
     REDUCTIONS,
     Clock,
     Comm,
+    Gathered,
     Meter,
     SharedTensor,
     reduce_in_rank_order,
@@ -164,20 +165,21 @@ class LocalComm(Comm):
                 if wanted[rank]:
                     chunks[rank].copy_(chunks[0])
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         return self._gather("all_gather", tensor)
 
-    def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
+    def _gather(self, call: str, tensor: Tensor) -> Gathered:
         self._enter(call, 0, tensor, stage=True)
+        came = self._await_all(call)
         parts = []
-        for rank in self._await_all(call):
+        for rank in came:
             part = self._region(rank, tensor.dtype).to(tensor.device, copy=True)
             parts.append(
                 part.view(tensor.shape)
                 if part.numel() == tensor.numel()
                 else part.view(-1, *tensor.shape[1:])
             )
-        return parts
+        return Gathered(parts, came)
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = "broadcast"

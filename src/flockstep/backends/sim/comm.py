@@ -19,7 +19,7 @@ from flockstep.backends.sim.scheduler import (
     to_ticks,
 )
 from flockstep.backends.sim.shared import Home, SimShared
-from flockstep.comm import Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.comm import Comm, Gathered, Meter, SharedTensor, reduce_in_rank_order, signature
 from flockstep.errors import MismatchError
 from flockstep.network import Link, Network, costs
 
@@ -192,7 +192,7 @@ class SimComm(Comm):
         )
         tensor.copy_(result)
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         call = f"all_gather of {tensor.dtype}"
         link, size = self._group.link, self.size
         parts = self._collective(
@@ -201,7 +201,7 @@ class SimComm(Comm):
             lambda parts: [part.clone() for part in parts],
             lambda nbytes: costs.all_gather_seconds(link, size, nbytes),
         )
-        return [part.clone() for part in parts]
+        return Gathered((part.clone() for part in parts), range(size))
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = f"broadcast from {root} of {signature(tensor)}"
