@@ -6,15 +6,19 @@ from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_
 from flockstep.comm.contract import Comm, SharedTensor, broadcast_from_first, signature
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
+from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
 
 __all__ = [
+    "EVENT_KINDS",
     "REDUCTIONS",
     "Average",
     "Comm",
     "Meter",
     "SharedTensor",
+    "Trace",
     "averager",
     "broadcast_from_first",
+    "events_per_worker",
     "reduce_in_rank_order",
     "require_algorithm",
     "signature",

@@ -93,10 +93,12 @@ class ClusterComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self.station.count_step()
+            self.meter.steps += 1
         self.station.line.catch_up()  # a worker that only computes hears here that the run is to stop
 
     def split(self, color: int) -> ClusterComm:
-        go = self._join("split", "split", data=int(color))
+        with self.meter.call("split"):
+            go = self._join("split", "split", data=int(color))
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
@@ -115,6 +117,9 @@ class ClusterComm(Comm):
             if any(self._join("shared", text, data=int(is_first))["data"]):
                 known[key] = tensor
                 return tensor
+
+    def _in_world(self, rank: int) -> int:
+        return self.ranks[rank]
 
     # --- collectives ------------------------------------------------------------------------------
 
