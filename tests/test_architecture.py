@@ -20,7 +20,7 @@ SOURCE = Path(fs.__file__).parent
 # What each part builds on. It may import from these and, through them, from what they build on.
 BUILDS_ON = {
     "cli": {"report", "training"},
-    "report": {"data"},
+    "report": {"comm", "data"},
     "training": {"result", "launch", "progress_bar", "notation"},
     "result": {"tasks"},
     "notation": {"tasks", "strategies"},

@@ -7,8 +7,10 @@ from flockstep.comm.clock import Clock
 from flockstep.comm.contract import Comm, Gathered, SharedTensor, broadcast_from_first, signature
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
+from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
 
 __all__ = [
+    "EVENT_KINDS",
     "REDUCTIONS",
     "Average",
     "Clock",
@@ -16,8 +18,10 @@ __all__ = [
     "Gathered",
     "Meter",
     "SharedTensor",
+    "Trace",
     "averager",
     "broadcast_from_first",
+    "events_per_worker",
     "reduce_in_rank_order",
     "require_algorithm",
     "signature",

@@ -91,11 +91,13 @@ class ClusterComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self.station.count_step()
+            self.meter.steps += 1
         # A worker that only computes hears here that the run is to stop.
         self.station.line.catch_up()
 
     def split(self, color: int) -> ClusterComm:
-        go = self._join("split", "split", data=int(color))
+        with self.meter.call("split"):
+            go = self._join("split", "split", data=int(color))
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
@@ -114,6 +116,9 @@ class ClusterComm(Comm):
             if any(self._join("shared", text, data=int(is_first))["data"]):
                 known[key] = tensor
                 return tensor
+
+    def _in_world(self, rank: int) -> int:
+        return self.ranks[rank]
 
     # --- collectives ------------------------------------------------------------------------------
 

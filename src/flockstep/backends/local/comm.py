@@ -87,6 +87,7 @@ class LocalComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self._seat.status[STEPS] += 1
+            self.meter.steps += 1
 
     def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu":
@@ -100,7 +101,8 @@ class LocalComm(Comm):
         # Everybody brings a place, which takes no memory until it is used: one is there, whoever is
         # lost meanwhile.
         wish = [color, self._seat.rank, self._seat.arena.allocate(Group.nbytes(self.size))]
-        wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
+        with self.meter.call("split"):
+            wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
         members = [(world, place) for value, world, place in wishes if value == color]
         group = Group(self._seat, members[0][1], tuple(world for world, _ in members))
         return type(self)(self._seat, group, self.seed, self.meter, self.clock)
@@ -126,6 +128,9 @@ class LocalComm(Comm):
                 return LocalShared(
                     self._seat, homes[name], name, like, ranks, self.rank, self.meter
                 )
+
+    def _in_world(self, rank: int) -> int:
+        return self._group.ranks[rank]
 
     # --- collectives ------------------------------------------------------------------------------
 

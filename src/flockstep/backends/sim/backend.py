@@ -17,7 +17,6 @@ from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.randomness import NoStreams, RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
-from flockstep.comm import Meter
 from flockstep.errors import worker_error
 from flockstep.fields import require_integer
 from flockstep.network import PRESETS, Network
@@ -89,7 +88,7 @@ class _Simulation:
                 seed,
                 backend.network,
                 backend.compute.stopwatch(seed, rank),
-                Meter(),
+                self._scheduler.slots[rank].meter,
             )
             for rank in ranks
         ]

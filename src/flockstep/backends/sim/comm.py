@@ -84,6 +84,7 @@ class SimComm(Comm):
         self._stopwatch.start()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        self.meter.steps += seconds is None
         ticks = to_ticks(self._stopwatch.step_seconds(times) if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
 
@@ -96,17 +97,21 @@ class SimComm(Comm):
 
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
-        slot = self._slot
+        slot, meter = self._slot, self.meter
         began = end = slot.clock
         slot.is_in_background = True
 
         def wait() -> None:
-            slot.clock = max(slot.clock, end)
+            with meter.call("wait for the background"):
+                meter.waited(max(0, end - slot.clock))
+                slot.clock = max(slot.clock, end)
 
-        try:
-            yield wait
-        finally:
-            end, slot.clock, slot.is_in_background = slot.clock, began, False
+        # One call without length, of which those inside are parts: their time is not this worker's.
+        with meter.call("in the background"):
+            try:
+                yield wait
+            finally:
+                end, slot.clock, slot.is_in_background = slot.clock, began, False
 
     # --- groups and shared tensors ----------------------------------------------------------------
 
@@ -122,7 +127,8 @@ class SimComm(Comm):
                 groups[each] = Group(ranks, self._network.between(ranks))
             return groups
 
-        group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
+        with self.meter.call("split"):
+            group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
         rank = group.ranks.index(self._slot.rank)
         return SimComm(
             self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
@@ -173,9 +179,11 @@ class SimComm(Comm):
         group.arrivals.clear()
         outcome = mine.settle([each.tensor for each in arrivals])
         largest = max(each.tensor.nbytes for each in arrivals)
-        end = max(each.slot.clock for each in arrivals) + to_ticks(mine.seconds(largest))
+        cost = to_ticks(mine.seconds(largest))
+        end = max(each.slot.clock for each in arrivals) + cost
         for rank, each in enumerate(arrivals):
             group.outcomes[rank] = outcome
+            each.slot.sending = cost
             # What is not counted takes no time, not even that of waiting for each other.
             self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
 
@@ -266,9 +274,11 @@ class SimComm(Comm):
             self._require_alike(peer, theirs, self.rank, tensor)
             out.copy_(tensor.reshape(out.shape))
             received.copy_(theirs.reshape(received.shape))
-            end = max(slot.clock, other.clock) + self._message_ticks(tensor, peer)
-            self._scheduler.wake(slot, end)
-            self._scheduler.wake(other, end)
+            cost = self._message_ticks(tensor, peer)
+            end = max(slot.clock, other.clock) + cost
+            for each in (slot, other):
+                each.sending = cost
+                self._scheduler.wake(each, end)
 
         self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
         return received
@@ -278,6 +288,9 @@ class SimComm(Comm):
             return 0
         link = self._network.between((self._slot.rank, self._group.ranks[peer]))
         return to_ticks(costs.message_seconds(link, tensor.nbytes))
+
+    def _in_world(self, rank: int) -> int:
+        return self._group.ranks[rank]
 
     def _require_alike(self, sender: int, sent: Tensor, receiver: int, expected: Tensor) -> None:
         if signature(sent) != signature(expected):
