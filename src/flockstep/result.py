@@ -14,7 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flockstep.errors import FlockstepError, ResultError
+from flockstep.backends import Backend
+from flockstep.errors import FlockstepError, ResultError, SpecError
+from flockstep.spec import RunSpec
 from flockstep.tasks import TASKS, Task, find_task
 
 FORMAT = 2

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from flockstep.backends import Backend
+from flockstep.comm import events_per_worker
 from flockstep.data import Sampling, batches
 from flockstep.errors import WorkerLost, unknown_name
 from flockstep.fields import require
 from flockstep.launch import launch, make_backend
 from flockstep.progress_bar import steps_bar
-from flockstep.report import write_trace
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
@@ -26,9 +26,7 @@ from flockstep.tasks import Task
 from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job
 from flockstep.training.loop import train
-
-TRACED_EVENTS = 2_000_000  # of all workers together: what a viewer opens without trouble
-FEWEST_TRACED = 1_000  # of each worker
+from flockstep.training.trace_file import require_trace_path, write_trace
 
 
 def run(
@@ -91,8 +89,7 @@ def run_on(
 ) -> Result:
     """Run `spec` on a backend that is there."""
     if trace is not None:
-        folder = Path(trace).absolute().parent
-        require(folder.is_dir(), "trace", "be in a folder that exists", str(trace))
+        require_trace_path(Path(trace))
     spec = spec.replace(workers=place.size(spec.workers))
     job = prepared(spec, place, traces=trace is not None)
     began = time.perf_counter()
@@ -123,7 +120,6 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
     passes, table = _passes(spec, task, batch_size)
     known = None if table is None or passes == ENDLESS else table.steps
     steps = min((each for each in (known, spec.steps) if each is not None), default=None)
-    most = max(FEWEST_TRACED, TRACED_EVENTS // spec.workers)
     job = Job(
         spec,
         task,
@@ -135,7 +131,7 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
         # The lowest rank may be lost when all is done; and a process that does not lead has only
         # its own worker's.
         model_from_all=spec.on_failure == "continue" or not place.is_lead,
-        trace_limit=most if traces else None,
+        trace_limit=events_per_worker(spec.workers) if traces else None,
     )
     if not place.is_virtual:
         return job
