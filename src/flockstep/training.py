@@ -240,13 +240,12 @@ def _look(worker: Worker, task: Task, scores: SharedTensor | None) -> list[float
         math.nan,
         False,
     ]
-    if comm.rank == comm.members[0]:
-        with comm.unmetered(), torch.no_grad():
-            shown = None if worker.is_alone else worker.strategy.preview(worker, worker.state)
-            own = worker.flat.state
-            before = own.clone() if shown is not None else own
-            if shown is not None:
-                own.copy_(shown)
+    own = worker.flat.state
+    with comm.unmetered(), torch.no_grad():
+        shown = own if worker.is_alone else worker.strategy.preview(worker, worker.state)
+        if comm.rank == comm.members[0]:
+            before = own.clone()
+            own.copy_(shown)
             look[SCORES] = (*task.evaluate(worker.model), True)
             own.copy_(before)
             if scores is not None:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class EASGDState:
-    centre: (
-        Centre | Tensor
-    )  # shared (round_robin), or the same on every worker and moved alike (sync)
+    # Shared (round_robin), or the same on every worker and moved alike (sync).
+    centre: Centre | Tensor
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,9 @@ class EASGD(Strategy[EASGDState]):
         )  # a sum, so that nobody needs to know how many took part
 
     def preview(self, worker: Worker, state: EASGDState) -> Tensor:
-        return state.centre if isinstance(state.centre, Tensor) else state.centre.value.read()
+        if isinstance(state.centre, Tensor):
+            return state.centre.clone()
+        return state.centre.preview(worker)
 
     def finish(self, worker: Worker, state: EASGDState) -> None:
         if isinstance(state.centre, Tensor):
