@@ -180,19 +180,31 @@ def test_a_share_that_leaves_nothing_is_refused(share):
 
 @dataclass(frozen=True)
 class Secretive(fs.Strategy[Any]):
-    """Keeps in its state what no copy can be made of."""
+    """Keeps in its state what no copy can be made of, and does not say so."""
 
     name: ClassVar[str] = "secretive"
 
     def init(self, worker):
         return object()
 
+
+def test_a_state_that_cannot_be_copied_is_refused_before_the_first_step():
+    with pytest.raises(fs.FlockstepError, match=r"Secretive: 'state' must be data .*fs.handle\(\)"):
+        short(Secretive())
+
+
+@dataclass(frozen=True)
+class Averaging(fs.Strategy[None]):
+    """As somebody would write it who has never heard of looks."""
+
+    name: ClassVar[str] = "averaging"
+
     def finish(self, worker, state):
         worker.comm.all_reduce(worker.flat.state, op="mean")
 
 
-def test_a_strategy_whose_state_cannot_be_copied_is_looked_at_all_the_same():
-    seen = short(Secretive(), look_every="10 steps").history
+def test_a_strategy_that_says_nothing_of_looks_is_looked_at_all_the_same():
+    seen = short(Averaging(), look_every="10 steps").history
     plain = short(fs.LocalSGD(period=None), look_every="10 steps").history
     assert [look.accuracy for look in seen] == [look.accuracy for look in plain]
 

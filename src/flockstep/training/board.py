@@ -46,7 +46,7 @@ class Copy:
         return cls(
             figures,
             worker.flat.state.detach().clone(),
-            {name: tensor.clone() for name, tensor in tensors.items()},
+            tensors,
             values,
             {name: tensor.peek() for name, tensor in shared.items()} if with_shared else None,
             worker.counters(),

@@ -40,19 +40,12 @@ NEAR_ENOUGH = 0.02  # of the steps between two looks: one that comes so much too
 
 def observer_of(worker: Worker, job: Job) -> Observer:
     """The observer for this strategy on this backend."""
-    board = job.board if job.board is not None and _can_be_copied(worker) else None
+    # A strategy of somebody else may keep in its state what is not data, and not marked as such:
+    # it says so now rather than at the first look.
+    save_state(worker.state, type(worker.strategy).__name__)
     if worker.comm.size == 1 or worker.strategy.waits or job.timetable is None:
-        return InStep(worker, job, board)
-    return OnTheClock(worker, job) if board is None else Simulated(worker, job, board)
-
-
-def _can_be_copied(worker: Worker) -> bool:
-    """A strategy of somebody else may keep in its state what is not data: no copy of that."""
-    try:
-        save_state(worker.state)
-    except FlockstepError:
-        return False
-    return True
+        return InStep(worker, job)
+    return OnTheClock(worker, job) if job.board is None else Simulated(worker, job, job.board)
 
 
 class Observer(ABC):
@@ -128,9 +121,9 @@ class InStep(Observer):
     after which step to meet next.
     """
 
-    def __init__(self, worker: Worker, job: Job, board: Board | None) -> None:
+    def __init__(self, worker: Worker, job: Job) -> None:
         super().__init__(worker, job)
-        self._board = board
+        self._board = job.board
         self._looks = 0
         by_time = job.spec.look_every.unit == "seconds"
         self._due = job.spec.look_every.count if by_time else math.inf
