@@ -204,7 +204,7 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "strategy": strategy.name,
         "fields": dataclasses.asdict(strategy) if dataclasses.is_dataclass(strategy) else {},
         "workers": spec.workers,
-        "backend": spec.backend,
+        "backend": spec.backend if isinstance(spec.backend, str) else type(place).__name__,
         "settings": repr(place),  # of the backend: network, step times and lanes, defaults too
         "epochs": task.epochs if spec.epochs is None else spec.epochs,
         "batch_size": spec.batch_size,

@@ -9,6 +9,7 @@ from flockstep.tasks.task import (
     classification_accuracy,
     classification_loss,
     find_task,
+    mean_scores,
     token_loss,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "classification_accuracy",
     "classification_loss",
     "find_task",
+    "mean_scores",
     "token_loss",
 ]
