@@ -78,8 +78,12 @@ class Meter:
         return call
 
     def waited(self, ticks: float) -> None:
-        """Backends say here how much of the call was waiting."""
+        """Backends say here how much of the call was waiting; the rest was sending."""
         self._call.waited += ticks
+
+    def sent(self, ticks: float) -> None:
+        """The simulator says what the call's transfer costs; the rest was waiting."""
+        self._call.sent += ticks
 
     def count_staleness(self, changes: int) -> None:
         """An update of a value that others have changed so often since this worker read it."""
@@ -108,7 +112,17 @@ class Meter:
 class _Call:
     """The call that a worker is in. There is one at a time, so the same object serves them all."""
 
-    __slots__ = ("began", "bytes_before", "is_open", "meter", "name", "of", "peer", "waited")
+    __slots__ = (
+        "began",
+        "bytes_before",
+        "is_open",
+        "meter",
+        "name",
+        "of",
+        "peer",
+        "sent",
+        "waited",
+    )
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -119,11 +133,13 @@ class _Call:
         self.bytes_before = 0
         self.began: float = 0
         self.waited: float = 0
+        self.sent: float = 0
 
     def __enter__(self) -> None:
         meter = self.meter
         self.is_open = True
         self.waited = 0
+        self.sent = 0
         self.bytes_before = meter.bytes_sent
         self.began = meter.clock()
 
@@ -131,8 +147,8 @@ class _Call:
         meter = self.meter
         self.is_open = False
         took = meter.clock() - self.began
-        # What is waited for in the background takes no time of the call that began it.
-        waiting = min(self.waited, took)
+        # What travels in the background takes no time of the call that sent it off: not below zero.
+        waiting = max(0, took - self.sent) if meter.is_virtual else min(self.waited, took)
         meter.ticks_waiting += waiting
         meter.ticks_sending += took - waiting
         if meter._trace is not None:

@@ -13,8 +13,8 @@ COMPUTING, WAITING, SENDING, DROPPED = range(4)
 EVENT_KINDS = ("computing", "waiting", "sending", "dropped")
 COLUMNS = ("kind", "name", "start", "duration", "bytes", "peer", "step")
 
-# Over all workers: a file of about 100 MB, which a browser still opens.
-MOST_EVENTS = 800_000
+# Over all workers: a file of some 75 MB, which a browser still opens.
+MOST_EVENTS = 600_000
 LEAST_EVENTS_PER_WORKER = 500
 
 

@@ -103,7 +103,6 @@ class SimComm(Comm):
 
         def wait() -> None:
             with meter.call("wait for the background"):
-                meter.waited(max(0, end - slot.clock))
                 slot.clock = max(slot.clock, end)
 
         # One call without length, of which those inside are parts: their time is not this worker's.
@@ -183,7 +182,7 @@ class SimComm(Comm):
         end = max(each.slot.clock for each in arrivals) + cost
         for rank, each in enumerate(arrivals):
             group.outcomes[rank] = outcome
-            each.slot.sending = cost
+            each.slot.meter.sent(cost)
             # What is not counted takes no time, not even that of waiting for each other.
             self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
 
@@ -235,7 +234,9 @@ class SimComm(Comm):
         group, slot, key = self._group, self._slot, (self.rank, peer)
 
         def post() -> None:
-            slot.clock += self._message_ticks(tensor, peer)
+            cost = self._message_ticks(tensor, peer)
+            slot.meter.sent(cost)
+            slot.clock += cost
             group.mail.setdefault(key, deque()).append((tensor.clone(), slot.clock))
             self._deliver(key)
 
@@ -277,7 +278,7 @@ class SimComm(Comm):
             cost = self._message_ticks(tensor, peer)
             end = max(slot.clock, other.clock) + cost
             for each in (slot, other):
-                each.sending = cost
+                each.meter.sent(cost)
                 self._scheduler.wake(each, end)
 
         self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)

@@ -53,8 +53,7 @@ class Slot:
     thread: threading.Thread | None = None
     is_in_background: bool = False  # its clock will go back to when that began
     is_interruptible: bool = True  # False when the thread is on its way out by itself
-    sending: int = 0  # ticks of its present call that are a transfer; the rest is waiting
-    meter: Meter = field(init=False, repr=False)
+    meter: Meter = field(init=False, repr=False)  # told what a transfer costs; the rest is waiting
 
     def __post_init__(self) -> None:
         self.gate.acquire()
@@ -86,23 +85,19 @@ class Scheduler:
     def ordered(self, slot: Slot, call: str, apply: Callable[[], int | None]) -> None:
         """Have `apply` run when it is this call's turn. It returns when the caller may go on, in
         ticks, or None if somebody else will `wake` the caller."""
-        began = slot.clock
         with self.mutex:
             self._leave(slot, call, "ordered")
             heapq.heappush(self._ordered, (slot.clock, slot.rank, apply))
             self._advance()
         self._sleep(slot)
-        self._count_waiting(slot, began)
 
     def meet(self, slot: Slot, call: str, arrive: Callable[[], None]) -> None:
         """Run `arrive`, which wakes those who need wait no longer, the caller among them or not."""
-        began = slot.clock
         with self.mutex:
             self._leave(slot, call, "waiting")
             arrive()
             self._advance()
         self._sleep(slot)
-        self._count_waiting(slot, began)
 
     def go_on(self, act: Callable[[], None]) -> None:
         """Run `act`, which may wake others, without giving the baton away."""
@@ -182,10 +177,6 @@ class Scheduler:
         slot.gate.acquire()
         self.check()
         self._streams.enter(slot.rank)
-
-    def _count_waiting(self, slot: Slot, began: int) -> None:
-        slot.meter.waited(slot.clock - began - slot.sending)
-        slot.sending = 0
 
     def _run(self, slot: Slot) -> None:
         slot.state = "running"

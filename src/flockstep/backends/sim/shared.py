@@ -139,8 +139,9 @@ class SimShared(SharedTensor):
         home = self._home
         if self.meter.paused or self.is_home:
             return ticks
-        self._slot.sending = to_ticks(seconds(home.link, home.value.nbytes))
-        return home.transfer(ticks, self._slot.sending)
+        cost = to_ticks(seconds(home.link, home.value.nbytes))
+        self.meter.sent(cost)
+        return home.transfer(ticks, cost)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
         home = self._home
