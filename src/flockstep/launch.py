@@ -15,8 +15,9 @@ from flockstep.backends import (
     Watcher,
 )
 from flockstep.errors import unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.fields import require
 from flockstep.network import Network
+from flockstep.randomness import require_seed
 
 BACKENDS: dict[str, type[Backend]] = {
     "sim": Simulator,
@@ -58,7 +59,7 @@ def launch(
     Example:
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
-    require_integer("seed", seed, 0)
+    require_seed(seed)
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
     return chosen.run(program, chosen.size(workers), seed=seed, on_failure=on_failure, watch=watch)
 

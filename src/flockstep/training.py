@@ -28,6 +28,7 @@ from flockstep.fields import require, require_integer
 from flockstep.launch import launch, make_backend
 from flockstep.network import Network
 from flockstep.progress_bar import steps_bar
+from flockstep.randomness import require_seed
 from flockstep.result import Result, versions
 from flockstep.schedules import Schedule
 from flockstep.strategies import Strategy
@@ -91,7 +92,7 @@ def run(
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
         result.metrics["test_accuracy"], result.metrics["bytes_sent"]
     """
-    require_integer("seed", seed, 0)
+    require_seed(seed)
     require(
         isinstance(strategy, Strategy),
         "strategy",

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from flockstep.comm import Comm
 from flockstep.errors import InvalidField, WorkerLost
 from flockstep.fields import require_integer
@@ -62,11 +60,6 @@ class Backend(ABC):
 
         With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it
         when nobody is left."""
-
-
-def stream_seed(seed: int, rank: int) -> int:
-    """The seed of a worker's own random stream: far from that of every other (seed, rank)."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
 
 
 def source_line(frame: FrameType | None) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import Comm
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._elastic import Centre, require_alpha
 from flockstep.strategies.base import Strategy
 
@@ -74,13 +75,12 @@ class EAWild(Strategy[EAWildState]):
     def init(self, worker: Worker) -> EAWildState:
         comm = worker.comm
         if self.groups is None:
-            return EAWildState(
-                Centre.of(worker, self.alpha, comm.size), None, [], torch.Generator()
-            )
+            draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed)
+            return EAWildState(Centre.of(worker, self.alpha, comm.size), None, [], draw)
         divides = comm.size % self.groups == 0
         require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
         colour = comm.rank * self.groups // comm.size
-        draw = torch.Generator().manual_seed(comm.seed + colour)
+        draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed, colour)
         group = comm.split(colour)
         return EAWildState(
             Centre.of(worker, self.alpha, self.groups), group, list(range(group.size)), draw

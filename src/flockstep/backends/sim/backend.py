@@ -20,8 +20,8 @@ from flockstep.backends.base import (
 )
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
-from flockstep.backends.sim.randomness import RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
+from flockstep.backends.sim.torch_states import TorchStates
 from flockstep.comm import Meter
 from flockstep.errors import worker_error
 from flockstep.fields import require_choice, require_integer
@@ -74,7 +74,7 @@ class _Simulation:
             else os.cpu_count() or 1
         )
         self._scheduler = Scheduler(
-            workers, min(backend.lanes or cores, workers), RandomStreams(seed, workers)
+            workers, min(backend.lanes or cores, workers), TorchStates(seed, workers)
         )
         self._program = program
         self._results: list[Any] = [None] * workers
