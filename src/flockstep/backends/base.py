@@ -10,14 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from flockstep.comm import Comm
 from flockstep.errors import InvalidField, WorkerLost
 from flockstep.fields import require, require_choice, require_integer
+from flockstep.randomness import require_seed
 
 ON_FAILURE = ("stop", "continue")
-SEEDS = 2**63  # as many as a signed word of 64 bits tells apart
 
 Program = Callable[[Comm], Any]
 Watcher = Callable[[Sequence[int]], None]
@@ -47,8 +45,7 @@ class Launch:
     def __post_init__(self) -> None:
         require(callable(self.program), "program", "be callable", self.program)
         require_integer("workers", self.workers, 1)
-        require_integer("seed", self.seed, 0)
-        require(self.seed < SEEDS, "seed", "be below 2**63", self.seed)
+        require_seed(self.seed)
         require_choice("on_failure", self.on_failure, ON_FAILURE)
 
 
@@ -85,11 +82,6 @@ class Backend(ABC):
 
         With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it
         when nobody is left."""
-
-
-def stream_seed(seed: int, rank: int) -> int:
-    """The seed of a worker's own random stream: far from that of every other (seed, rank)."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
 
 
 def source_line(frame: FrameType | None) -> str:

@@ -19,6 +19,7 @@ from flockstep.codecs.base import (
     part_of,
 )
 from flockstep.fields import require_integer
+from flockstep.randomness import Purpose, torch_stream
 
 LEAST_SAVING = 2  # a matrix whose factors are not even this much smaller travels as it is
 
@@ -60,7 +61,7 @@ class PowerSGD(Codec):
         self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0
     ) -> Memory:
         memory = super().memory(like, shapes, seed=seed, rank=rank)
-        draw = torch.Generator().manual_seed(seed)  # all workers start from the same factors
+        draw = torch_stream(Purpose.FACTORS, seed)  # all workers start from the same factors
         for count, _, columns, thin in self._layout(memory).forms:
             memory.bases.append(torch.randn(count, columns, thin, generator=draw).to(memory.error))
         return memory

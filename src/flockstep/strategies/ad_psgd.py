@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_choice
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._state import handle
 from flockstep.strategies._topology import GRAPHS, bipartite_neighbours
 from flockstep.strategies.base import Strategy
@@ -70,7 +71,7 @@ class ADPSGD(Strategy[ADPSGDState]):
         models = {
             rank: comm.shared(f"model {rank}", own, home=rank) for rank in range(1, comm.size, 2)
         }
-        draw = torch.Generator().manual_seed((comm.seed << 20) + comm.rank)
+        draw = torch_stream(Purpose.NEIGHBOUR, comm.seed, comm.rank)
         neighbours = bipartite_neighbours(self.graph, comm.rank, comm.size)
         return ADPSGDState(own.clone(), neighbours, draw, models=models)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import Comm
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._elastic import Centre, require_alpha
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
@@ -80,12 +81,13 @@ class EAWild(Strategy[EAWildState]):
     def init(self, worker: Worker) -> EAWildState:
         comm = worker.comm
         if self.groups is None:
+            draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed)
             centre = Centre.of(worker, self.alpha, comm.size)
-            return EAWildState(centre, [], torch.Generator(), group=None)
+            return EAWildState(centre, [], draw, group=None)
         divides = comm.size % self.groups == 0
         require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
         colour = comm.rank * self.groups // comm.size
-        draw = torch.Generator().manual_seed(comm.seed + colour)
+        draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed, colour)
         group = comm.split(colour)
         centre = Centre.of(worker, self.alpha, self.groups)
         return EAWildState(centre, list(range(group.size)), draw, group=group)

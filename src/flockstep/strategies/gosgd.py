@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_between
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
@@ -68,7 +69,7 @@ class GoSGD(Strategy[GoSGDState]):
         # Half precision would soon forget weights.
         empty = torch.zeros(own.numel() + 1, dtype=torch.promote_types(own.dtype, torch.float32))
         mailboxes = [comm.shared(f"mailbox {rank}", empty, home=rank) for rank in range(comm.size)]
-        draw = torch.Generator().manual_seed((comm.seed << 20) + comm.rank)
+        draw = torch_stream(Purpose.GOSSIP, comm.seed, comm.rank)
         return GoSGDState(1 / comm.size, draw, mailboxes=mailboxes, empty=empty)
 
     def after_step(self, worker: Worker, state: GoSGDState) -> None:

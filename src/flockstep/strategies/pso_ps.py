@@ -17,6 +17,7 @@ from flockstep.fields import (
     require_integer,
     require_number,
 )
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._ranking import last_score, ranked
 from flockstep.strategies.base import Strategy
 
@@ -96,7 +97,7 @@ class PSOPS(Strategy[PSOPSState]):
         require_choice("random", self.random, ("scalar", "vector"))
 
     def init(self, worker: Worker) -> PSOPSState:
-        draw = torch.Generator().manual_seed((worker.comm.seed << 20) + worker.comm.rank)
+        draw = torch_stream(Purpose.SWARM, worker.comm.seed, worker.comm.rank)
         return PSOPSState(
             torch.zeros_like(worker.flat.parameters), worker.flat.parameters.clone(), draw
         )

@@ -17,6 +17,7 @@ from flockstep.data import in_order, is_stream, source_of
 from flockstep.device import on_device
 from flockstep.errors import UnknownName, unknown_name
 from flockstep.fields import require, require_integer
+from flockstep.randomness import Purpose, numpy_stream
 from flockstep.schedules import Schedule
 from flockstep.tasks.fit import require_fit
 from flockstep.tasks.label_smoothing import SmoothedLoss
@@ -154,7 +155,7 @@ def held_out(dataset: Any, share: float) -> tuple[Any, Any]:
     count = round(share * samples)
     inside = 0 < count < samples
     require(inside, "validation", f"leave samples on both sides, of {samples}", share)
-    order = numpy_stream("validation", 0).permutation(samples)
+    order = numpy_stream(Purpose.VALIDATION, 0).permutation(samples)
     return Subset(dataset, sorted(order[count:])), Subset(dataset, sorted(order[:count]))
 
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from flockstep.backends.base import Stopped, stream_seed
+from flockstep.backends.base import Stopped
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
@@ -31,6 +31,7 @@ from flockstep.backends.local.seat import (
 from flockstep.backends.local.survivors import SurvivingComm
 from flockstep.comm import Clock
 from flockstep.errors import FlockstepError, WorkerError, worker_error
+from flockstep.randomness import seed_torch
 
 PR_SET_PDEATHSIG = 1
 
@@ -76,7 +77,7 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
 
 def _run(seat: Seat, orders: Orders) -> Outcome:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // orders.workers))
-    torch.manual_seed(stream_seed(orders.seed, orders.first_rank + seat.rank))
+    seed_torch(orders.seed, orders.first_rank + seat.rank)
     try:
         program = payload.load_private(seat.arena, orders.program)
         group = Group(seat, orders.group, tuple(range(orders.workers)))

@@ -14,11 +14,12 @@ from typing import Any
 
 import ray
 
-from flockstep.backends.base import Stopped, stream_seed
+from flockstep.backends.base import Stopped
 from flockstep.backends.cluster import Ticket, work
 from flockstep.backends.local.worker_process import Outcome
 from flockstep.backends.ray.parcel import Parcel, pack, unpack
 from flockstep.errors import FlockstepError, WorkerError, worker_error
+from flockstep.randomness import seed_torch
 
 STDOUT, STDERR = STREAMS = ("stdout", "stderr")
 Printed = tuple[str, str]
@@ -78,7 +79,7 @@ def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcom
     from flockstep.backends.ray.shared import maker_of_shared
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
-    torch.manual_seed(stream_seed(ticket.seed, ticket.rank))
+    seed_torch(ticket.seed, ticket.rank)
     try:
         return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))
     except Stopped:

@@ -15,8 +15,8 @@ import torch
 from flockstep.backends.base import Backend, Launch, Program
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
-from flockstep.backends.sim.randomness import NoStreams, RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
+from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.errors import worker_error
 from flockstep.fields import require_integer
 from flockstep.network import PRESETS, Network
@@ -40,7 +40,7 @@ class Simulator(Backend):
             require_integer("lanes", self.lanes, 1)
 
     def run(self, launch: Launch) -> list[Any]:
-        simulation = _Simulation(self, launch, RandomStreams(launch.seed, launch.workers))
+        simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
         # One intra-op thread a worker: results must not depend on how many lanes there are.
         torch.set_num_threads(1)
@@ -58,14 +58,14 @@ def run_aside(program: Program, workers: int, seed: int = 0) -> list[Any]:
     not draw from it.
     """
     backend = Simulator(PRESETS["ideal"], lanes=1)
-    return _Simulation(backend, Launch(program, workers, seed), NoStreams()).run()
+    return _Simulation(backend, Launch(program, workers, seed), LeftAlone()).run()
 
 
 class _Simulation:
     """One run: its threads, their results, the first failure."""
 
     def __init__(
-        self, backend: Simulator, launch: Launch, streams: RandomStreams | NoStreams
+        self, backend: Simulator, launch: Launch, streams: TorchStates | LeftAlone
     ) -> None:
         workers, seed = launch.workers, launch.seed
         cores = (

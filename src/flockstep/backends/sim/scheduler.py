@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flockstep.backends.base import describe_deadlock, source_line
-from flockstep.backends.sim.randomness import NoStreams, RandomStreams
+from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.comm import Meter
 from flockstep.errors import DeadlockError, FlockstepError
 
@@ -63,7 +63,7 @@ class Slot:
 class Scheduler:
     """Runs at most `lanes` workers at a time, in an order that virtual time alone decides."""
 
-    def __init__(self, workers: int, lanes: int, streams: RandomStreams | NoStreams) -> None:
+    def __init__(self, workers: int, lanes: int, streams: TorchStates | LeftAlone) -> None:
         self.slots = [Slot(rank) for rank in range(workers)]
         self.mutex = threading.RLock()
         self.error: BaseException | None = None

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import torch
 
-from flockstep.backends.base import stream_seed
 from flockstep.errors import FlockstepError
+from flockstep.randomness import Purpose, torch_stream
 
 
-class RandomStreams:
+class TorchStates:
     """The random state of every worker, and whether they may run side by side."""
 
     def __init__(self, seed: int, workers: int) -> None:
-        seeds = (stream_seed(seed, rank) for rank in range(workers))
-        self._states = [torch.Generator().manual_seed(one).get_state() for one in seeds]
+        self._states = [
+            torch_stream(Purpose.WORKER, seed, rank).get_state() for rank in range(workers)
+        ]
         self._somebody_draws = False
         self._resting: torch.Tensor | None = None  # the global state while lanes are open
 
@@ -55,7 +56,7 @@ class RandomStreams:
             self._resting = torch.get_rng_state()
 
 
-class NoStreams:
+class LeftAlone:
     """For programs that do not draw: torch's generator is left alone, whoever uses it meanwhile."""
 
     lanes_are_open = False
