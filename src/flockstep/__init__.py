@@ -7,6 +7,7 @@
 Everything public is importable from here.
 """
 
+from flockstep import models
 from flockstep.backends import Backend, Compute, LocalProcesses, Ray, Simulator, Torchrun
 from flockstep.codecs import (
     QSGD,
@@ -34,6 +35,7 @@ from flockstep.data import (
     NeighbourhoodOverlap,
     PadCropFlip,
     Sampling,
+    dataset,
 )
 from flockstep.errors import (
     DataError,
@@ -43,16 +45,19 @@ from flockstep.errors import (
     MismatchError,
     NonFiniteLoss,
     ResultError,
+    SpecError,
     UnknownName,
     WorkerError,
     WorkerLost,
 )
+from flockstep.intervals import Interval
 from flockstep.launch import launch
 from flockstep.models import cc_ratio, recalibrate
 from flockstep.network import Link, Network
 from flockstep.optimizers import (
     LAMB,
     LARS,
+    OptimizerSpec,
     RMSpropWarmup,
     TwoStage,
 )
@@ -68,6 +73,7 @@ from flockstep.schedules import (
     StepDecay,
     Warmup,
 )
+from flockstep.spec import RunSpec
 from flockstep.strategies import (
     ADPSGD,
     DPSGD,
@@ -103,6 +109,7 @@ from flockstep.tasks import (
     Task,
     classification_accuracy,
     classification_loss,
+    task,
     token_loss,
 )
 from flockstep.training import run
@@ -150,6 +157,7 @@ __all__ = [
     "InMemory",
     "Independent",
     "Int8",
+    "Interval",
     "InvalidField",
     "LinearScaling",
     "Link",
@@ -163,6 +171,7 @@ __all__ = [
     "NoSync",
     "NonFiniteLoss",
     "OneBit",
+    "OptimizerSpec",
     "PadCropFlip",
     "Polynomial",
     "PostLocalSGD",
@@ -173,12 +182,14 @@ __all__ = [
     "Ray",
     "Result",
     "ResultError",
+    "RunSpec",
     "Sampling",
     "Schedule",
     "SharedTensor",
     "Simulator",
     "SlowMo",
     "SmoothedLoss",
+    "SpecError",
     "StaleSync",
     "StepDecay",
     "Strategy",
@@ -196,14 +207,17 @@ __all__ = [
     "cc_ratio",
     "classification_accuracy",
     "classification_loss",
+    "dataset",
     "effective_batch",
     "growing_distance",
     "launch",
     "load_result",
     "local_batch",
+    "models",
     "pull_within",
     "recalibrate",
     "run",
     "settled_distance",
+    "task",
     "token_loss",
 ]

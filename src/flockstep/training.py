@@ -6,9 +6,10 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from flockstep.network import Network
 from flockstep.progress_bar import steps_bar
 from flockstep.result import Result, versions
 from flockstep.schedules import Schedule
+from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import TASKS, Task, find_task
 from flockstep.worker import Worker
@@ -60,8 +62,8 @@ class Job:
 
 
 def run(
-    task: str | Task,
-    strategy: Strategy[Any],
+    task: str | Task | RunSpec,
+    strategy: Strategy[Any] | None = None,
     workers: int | None = None,
     backend: str | Backend = "sim",
     *,
@@ -76,6 +78,7 @@ def run(
     seed: int = 0,
     on_failure: str = "stop",
     progress: bool | None = None,
+    trace: Path | None = None,
 ) -> Result:
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
     represents them.
@@ -91,6 +94,9 @@ def run(
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
         result.metrics["test_accuracy"], result.metrics["bytes_sent"]
     """
+    require(trace is None, "trace", "be left out for now", trace)
+    if isinstance(task, RunSpec):
+        return _run_spec(task, progress)
     require_integer("seed", seed, 0)
     require(
         isinstance(strategy, Strategy),
@@ -98,6 +104,7 @@ def run(
         "be a strategy such as fs.LocalSGD(period=8)",
         strategy,
     )
+    strategy = cast(Strategy[Any], strategy)
     place = make_backend(backend, network=network, compute=compute, lanes=lanes)
     workers = place.size(workers, DEFAULT_WORKERS)
     chosen = (find_task(task, TASKS) if isinstance(task, str) else task).loaded()
@@ -165,6 +172,28 @@ def run(
         "versions": versions(),
     }
     return _result(job, outcomes, config, wall_seconds, is_copy=not place.is_lead)
+
+
+def _run_spec(spec: RunSpec, progress: bool | None) -> Result:
+    task = spec.find_task()
+    task = replace(task, optimizer=functools.partial(spec.make_optimizer, task))
+    return run(
+        task,
+        spec.strategy,
+        spec.workers,
+        spec.backend,
+        epochs=spec.epochs,
+        batch_size=spec.batch_size,
+        assignment=spec.assignment,
+        sampling=spec.sampling,
+        schedule=spec.schedule,
+        network=spec.network,
+        compute=spec.compute,
+        lanes=spec.lanes,
+        seed=spec.seed,
+        on_failure=spec.on_failure,
+        progress=progress,
+    )
 
 
 def train(comm: Comm, job: Job) -> dict[str, Any]:
