@@ -17,7 +17,7 @@ from flockstep.data.assignment import (
 from flockstep.data.augmentation import PadCropFlip
 from flockstep.data.batch_growth import BatchGrowth
 from flockstep.data.course import Course
-from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, find_dataset
+from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, dataset, find_dataset
 from flockstep.data.fetching import fetch
 from flockstep.data.files import folders
 from flockstep.data.memory import InMemory
@@ -49,6 +49,7 @@ __all__ = [
     "PadCropFlip",
     "Sampling",
     "Timetable",
+    "dataset",
     "fetch",
     "find_assignment",
     "find_dataset",

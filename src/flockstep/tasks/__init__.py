@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flockstep.tasks.builtin import TASKS
+from flockstep.tasks.builtin import TASKS, task
 from flockstep.tasks.label_smoothing import SmoothedLoss
 from flockstep.tasks.task import (
     Task,
@@ -21,5 +21,6 @@ __all__ = [
     "classification_loss",
     "find_task",
     "mean_scores",
+    "task",
     "token_loss",
 ]
