@@ -16,8 +16,8 @@ EVEN = {"network": "ideal", "compute": fs.Compute(0.01)}
 BYTES = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the model of digits-mlp
 
 
-def short(strategy, workers=4, **fields):
-    return fs.run("digits-mlp", strategy, workers, **fields)
+def short(strategy, workers=4, backend="sim", **fields):
+    return fs.run("digits-mlp", strategy, workers, backend, **fields)
 
 
 def test_a_budget_of_steps_ends_every_worker_there():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from flockstep.comm import Comm
 from flockstep.errors import InvalidField, WorkerLost
@@ -58,7 +58,7 @@ class Stopped(BaseException):
 class Backend(ABC):
     """Starts workers, gives each its `Comm`, and brings back what they return."""
 
-    is_virtual = False
+    is_virtual: ClassVar[bool] = False
     """Whether time passes only as workers say, and all of them share this process."""
 
     @property

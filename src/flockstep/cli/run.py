@@ -115,7 +115,8 @@ def run(
     if out:
         result.save(out)
     if as_json:
-        figures = {"metrics": result.metrics, "history": result.history, "lost": result.lost}
+        history = [dict(look) for look in result.history]
+        figures = {"metrics": result.metrics, "history": history, "lost": result.lost}
         click.echo(json.dumps({**result.config, **figures}))
     else:
         _show(spec, result)

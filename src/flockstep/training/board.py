@@ -23,7 +23,7 @@ from flockstep.flat import FlatModel
 from flockstep.result import Look
 from flockstep.strategies import Strategy, load_state, save_state, shared_tensors
 from flockstep.training.figures import Figures, Table
-from flockstep.training.job import Job
+from flockstep.training.job import Final, Job
 from flockstep.training.scoring import of_replicas, of_table
 from flockstep.worker import StandIn, Worker
 
@@ -73,7 +73,7 @@ class Board:
 
     def __init__(self, job: Job, workers: int) -> None:
         self.history: dict[int, Look] = {}
-        self.final: tuple[Table, Tensor] | None = None
+        self.final: Final | None = None
         self._job = job
         self._workers = workers
         self._pending: dict[int, Pending] = {}
@@ -163,7 +163,7 @@ class Board:
             look = replace(look, spread=float(squares.mean().sqrt()))
         self.history[pending.number] = look
         if self.final is None and job.is_reached_by(look):
-            self.final = table, shown
+            self.final = Final(look, table, shown)
 
     def _scores(self, state: Tensor, worker: Worker) -> tuple[float, float]:
         if self._model is None:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from flockstep.data import BatchSize, Sampling, Timetable
 from flockstep.result import Look
 from flockstep.schedules import Schedule
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
     from flockstep.training.figures import Table
 
 ENDLESS = 10**9  # passes over the data, where something else ends the run
+
+
+@dataclass(frozen=True)
+class Final:
+    """The look at which a run has reached its target, and what it saw."""
+
+    look: Look
+    table: Table
+    shown: Tensor  # the state of the representative
 
 
 @dataclass(frozen=True)

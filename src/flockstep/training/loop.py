@@ -47,25 +47,29 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
 
 
 def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
-    comm = worker.comm
+    comm, final = worker.comm, observer.final
     replica = worker.flat.parameters.detach().cpu().clone()
     measured = observer.measured()
-    if observer.final is None:
+    if final is None:
         worker.finish()
+        table = observer.end()
+        look = table.look(job.epoch_at(worker, table))
+        metrics = table.metrics()
     else:
         with torch.no_grad():
-            worker.flat.state.copy_(observer.final[1])
-    table = observer.end()
-    leads = comm.rank == table.ranks[0]
+            worker.flat.state.copy_(final.shown)
+        table, look = final.table, final.look
+        metrics = table.metrics() | {"seconds": look.seconds, "steps": look.step}
     measured |= of_table(table, job.spec.measure)
+    leads = comm.rank == table.ranks[0]
     trace = comm.meter.trace
     return {
         "replica": replica,
         "model": _state_of(worker.model) if leads or job.model_from_all else None,
-        "metrics": table.metrics(),
-        "last_look": dict(table.look(job.epoch_at(worker, table))) | measured,
+        "metrics": metrics,
+        "last_look": dict(look) | measured,
         "history": [dict(look) for look in observer.history],
-        "has_reached": observer.final is not None,
+        "has_reached": final is not None,
         "trace": None if trace is None else list(trace.table()),
     }
 

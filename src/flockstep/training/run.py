@@ -15,7 +15,7 @@ import torch
 from flockstep.backends import Backend
 from flockstep.comm import events_per_worker
 from flockstep.data import Sampling, batches
-from flockstep.errors import WorkerLost, unknown_name
+from flockstep.errors import InvalidField, WorkerLost, unknown_name
 from flockstep.fields import require
 from flockstep.launch import launch, make_backend
 from flockstep.progress_bar import steps_bar
@@ -64,6 +64,9 @@ def run(
         for name in fields:
             if name not in SPEC_FIELDS:
                 raise unknown_name("field of a run", name, SPEC_FIELDS)
+        if strategy is None:
+            rule = "be a strategy such as fs.LocalSGD(period=8)"
+            raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
     return run_on(place, spec, progress, trace)
@@ -159,7 +162,7 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
         return ENDLESS, table(ENDLESS)
     if spec.steps is None:
         epochs = task.epochs if spec.epochs is None else spec.epochs
-        passes = spec.assignment.overlap_epochs(epochs, spec.workers)
+        passes = spec.assignment.overlap_epochs(epochs, spec.workers or 1)
         return passes, table(passes)
     passes = 1
     while (planned := table(passes)) is not None and planned.steps < spec.steps:
@@ -206,7 +209,8 @@ def _history(
     if job.board is not None:
         looks = job.board.looks()
     if report["has_reached"]:
-        return looks
+        reached = next(place for place, look in enumerate(looks) if job.is_reached_by(look))
+        return looks[: reached + 1]  # others may have been under way
     watched = job.task.watched
     loss, accuracy = on_test if watched is job.task.test else job.task.evaluate(model, watched)
     last = Look(**report["last_look"] | {"loss": loss, "accuracy": accuracy})

@@ -62,7 +62,8 @@ def _rows_of_all(worker: Worker, task: Task) -> Tensor:
 
 def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[str, Any]:
     """How good the workers' own replicas are, and how far apart. All workers call it together."""
-    comm, own, found = worker.comm, worker.flat.parameters, {}
+    comm, own = worker.comm, worker.flat.parameters
+    found: dict[str, Any] = {}
     if "replicas" in measure:
         _, accuracy = task.evaluate(worker.model, task.watched)
         found |= of_replicas(list(map(float, comm.all_gather(torch.tensor(accuracy).double()))))
@@ -73,7 +74,7 @@ def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[
     return found
 
 
-def of_replicas(accuracies: Sequence[float]) -> dict[str, float]:
+def of_replicas(accuracies: Sequence[float]) -> dict[str, Any]:
     return {
         "replicas_mean": fmean(accuracies),
         "replicas_max": max(accuracies),
