@@ -29,9 +29,12 @@ def test_a_run_gives_model_metrics_history_and_replicas(result):
     assert [row["epoch"] for row in result.history] == [1, 2, 3]
     assert [row["step"] for row in result.history] == [23, 46, 69]
     assert all(
-        set(row) == {"step", "epoch", "seconds", "bytes_sent", "loss", "accuracy"}
+        set(row)
+        == {
+            "step", "epoch", "samples", "seconds", "bytes_sent", "train_loss", "loss", "accuracy",
+        }
         for row in result.history
-    )
+    )  # fmt: skip
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert [replica.shape for replica in result.replicas] == [(64 * 128 + 128 + 128 * 10 + 10,)] * 4
     assert json.loads(json.dumps(result.metrics)) == result.metrics
@@ -208,7 +211,9 @@ def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
     [
         (lambda: fs.run("digits-mpl", fs.SyncSGD()), r"unknown task 'digits-mpl'; known: cifar10-densenet40, "),
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), backend="slurm"), r"unknown backend 'slurm'; known: local, ray"),
-        (lambda: fs.run("digits-mlp", "local_sgd"), r"'strategy' must be a strategy such as fs.LocalSGD\(period=8\)"),
+        (lambda: fs.run("digits-mlp"), r"'strategy' must be a strategy such as fs.LocalSGD\(period=8\)"),
+        (lambda: fs.run("digits-mlp", "local_sgd"), r"'period' of local_sgd must be given"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), workres=3), r"unknown field of a run 'workres'; known: "),
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), workers=0), r"'workers' must be at least 1 \(got 0\)"),
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), epochs=0), r"'epochs' must be at least 1 \(got 0\)"),
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), batch_size=-3), r"'batch_size' must be at least 1 \(got -3\)"),
