@@ -18,6 +18,7 @@ from benchmarks import (
     codec_speed,
     data_speed,
     local,
+    looks,
     on_ray,
     on_torchrun,
     report,
@@ -27,7 +28,16 @@ from benchmarks.harness import Benchmark, Outcome, run
 
 BENCHMARKS = tuple(
     benchmark
-    for module in (simulator, local, asynchronous, on_torchrun, on_ray, codec_speed, data_speed)
+    for module in (
+        simulator,
+        local,
+        looks,
+        asynchronous,
+        on_torchrun,
+        on_ray,
+        codec_speed,
+        data_speed,
+    )
     for benchmark in module.BENCHMARKS
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -99,7 +109,8 @@ def _measure(benchmarks: list[Benchmark], repeats: int | None) -> tuple[list[Out
     progress = Console(stderr=True, highlight=False)
     if os.getloadavg()[0] > BUSY_LOAD:
         progress.print(
-            f"The machine is busy (load {os.getloadavg()[0]:.1f}): ratios that need free cores suffer."
+            f"The machine is busy (load {os.getloadavg()[0]:.1f}): "
+            "ratios that need free cores suffer."
         )
     outcomes: list[Outcome] = []
     crashed: set[str] = set()
@@ -108,7 +119,8 @@ def _measure(benchmarks: list[Benchmark], repeats: int | None) -> tuple[list[Out
         progress.print(f"benchmark {number} of {len(benchmarks)}: {', '.join(names)}")
         try:
             outcomes += run(benchmark, repeats or benchmark.repeats, progress.print)
-        except Exception:
+        except Exception:  # noqa: BLE001
+            # Whatever it is, it must not take the other cases' figures with it.
             traceback.print_exc()
             crashed.update(names)
     return outcomes, crashed

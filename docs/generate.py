@@ -43,10 +43,10 @@ def rule(text: str) -> str:
 def row(spec: Any) -> str:
     text = inspect.getdoc(spec) or ""
     fields = ", ".join(field.name for field in dataclasses.fields(spec))
-    first = text.splitlines()[0]
+    summary = " ".join(text.split("\n\n")[0].split())
     cells = [
         f"`fs.{spec.__name__}({fields})`<br>`{spec.name}`",
-        f"{first}<br>{rule(text)}",
+        f"{summary}<br>{rule(text)}",
         *([section(text, "Use")] if "\nUse: " in text else []),
         section(text, "Bytes"),
         section(text, "Papers?"),

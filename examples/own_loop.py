@@ -37,6 +37,5 @@ if __name__ == "__main__":
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     model = fs.launch(program, workers, backend)[0].eval()
     x, y = test.tensors
-    print(
-        f"{workers} workers on {backend}: test accuracy {(model(x).argmax(1) == y).float().mean():.3f}"
-    )
+    accuracy = (model(x).argmax(1) == y).float().mean()
+    print(f"{workers} workers on {backend}: test accuracy {accuracy:.3f}")

@@ -7,6 +7,7 @@ when it was made, buffers of integers and non-persistent buffers stay where they
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, is_
 
@@ -52,6 +53,15 @@ class FlatModel:
         for buffer, start in _placed(list(buffers.values()), self.count):
             buffer.data = _move(buffer.data, self.state, start)
         self._home = self._addresses()
+
+    def copy_with(self, state: Tensor) -> FlatModel:
+        """The same model's flat tensors with another state, and no module behind them."""
+        other = copy.copy(self)
+        other.state = state.clone()
+        other.parameters = other.state[: self.count]
+        other.buffers = other.state[self.count :]
+        other.gradients = torch.zeros_like(other.parameters)
+        return other
 
     def live_in(self, memory: Tensor) -> None:
         """Move to memory that others may see and change, too. For models without buffers, which
@@ -100,8 +110,8 @@ class FlatModel:
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise FlockstepError(
-                    f"parameter {name!r} was unfrozen after its Worker was made and would not be exchanged: "
-                    "unfreeze it before, or make a new Worker"
+                    f"parameter {name!r} was unfrozen after its Worker was made and would not be "
+                    "exchanged: unfreeze it before, or make a new Worker"
                 )
 
     def _addresses(self) -> tuple[int, int]:
@@ -141,8 +151,10 @@ def _require_uniform(
     for name, tensor in (*trainable, *buffers.items()):
         if tensor.dtype != dtype or tensor.device != device:
             raise FlockstepError(
-                f"the model's parameters and buffers must share one dtype and device: {name!r} is {tensor.dtype} on "
-                f"{tensor.device}, the first parameter {dtype} on {device}; use model.to(dtype) or model.to(device)"
+                "the model's parameters and buffers must share one dtype and device: "
+                f"{name!r} is {tensor.dtype} on {tensor.device}, "
+                f"the first parameter {dtype} on {device}; "
+                "use model.to(dtype) or model.to(device)"
             )
 
 

@@ -41,18 +41,19 @@ def launch(
 ) -> list[Any]:
     """Run `program(comm)` once per worker; return what the programs returned, in rank order.
 
-    Args: program: plain blocking code of one worker; a function, a closure, anything callable.
-        workers: how many; under torchrun it says so itself, and this may be left out. backend:
-        "sim" (virtual time, in this process), "local" (processes of this machine), "torchrun" (the
-        processes
-            that torchrun has started), "ray" (actors of a Ray cluster), or a backend object.
+    Args:
+        program: plain blocking code of one worker; a function, a closure, anything callable.
+        workers: how many; under torchrun it says so itself, and this may be left out.
+        backend: "sim" (virtual time, in this process), "local" (processes of this machine),
+            "torchrun" (the processes that torchrun has started), "ray" (actors of a Ray cluster),
+            or a backend object.
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
         network, compute, lanes: the simulator's links, step times, and how many workers compute
-        side by side. on_failure: "stop": when one worker fails, all are stopped and its error is
-        raised here. "continue": when a
-            worker's process dies, the others go on, and its place in the list holds a `WorkerLost`;
-            if nobody is left, the last one is raised. A program that raises stops the run all the
-            same.
+            side by side.
+        on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
+            "continue": when a worker's process dies, the others go on, and its place in the list
+            holds a `WorkerLost`; if nobody is left, the last one is raised. A program that raises
+            stops the run all the same.
         watch: called every tenth of a second or so with the steps that each worker has done.
 
     Example:

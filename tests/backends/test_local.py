@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import flockstep as fs
-from flockstep.backends.base import stream_seed
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
+from flockstep.randomness import Purpose, stream_seed
 
 
 @pytest.fixture
@@ -279,7 +279,8 @@ def test_workers_may_be_part_of_a_larger_world(local):
     def program(comm):
         return comm.rank, torch.initial_seed()
 
-    assert local.run_part(fs.Launch(program, 1, seed=3), first_rank=5) == [(0, stream_seed(3, 5))]
+    launch = fs.Launch(program, 1, seed=3)
+    assert local.run_part(launch, first_rank=5) == [(0, stream_seed(Purpose.WORKER, 3, 5))]
     with pytest.raises(fs.WorkerError, match="rank 5 raised ZeroDivisionError"):
         local.run_part(fs.Launch(lambda comm: 1 / 0, 1), first_rank=5)
     with pytest.raises(fs.WorkerLost, match="rank 5 exited with 3 after step 1") as raised:

@@ -11,6 +11,7 @@ import torch
 from tests.strategies.harness import Vector, in_order, net_with_statistics, sgd, train
 
 import flockstep as fs
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._topology import bipartite_neighbours
 
 ORDER = [0, 1, 1, 2, 0, 2, 2, 2, 1, 0, 0, 1, 2, 0]
@@ -67,7 +68,7 @@ def test_hogwild_reads_and_adds():
 def test_gossip_halves_weights_and_takes_weighted_means():
     """With probability one: every step empties the mailbox, then sends."""
     seed = 0
-    draws = [torch.Generator().manual_seed((seed << 20) + rank) for rank in range(3)]
+    draws = [torch_stream(Purpose.GOSSIP, seed, rank) for rank in range(3)]
     x, a, boxes = [START] * 3, [1 / 3] * 3, [[], [], []]
 
     def take(rank):
@@ -107,7 +108,7 @@ def test_active_workers_average_with_passive_ones():
     to what it became.
     """
     order = [0, 1, 2, 3, 0, 3, 1, 2, 2, 0, 1, 3]
-    draws = [torch.Generator().manual_seed(rank) for rank in range(4)]
+    draws = [torch_stream(Purpose.NEIGHBOUR, 0, rank) for rank in range(4)]
     x, read = [START] * 4, [START] * 4
     for rank, gradient in zip(order, GRADIENTS[:12], strict=True):
         x[rank] = x[rank] - LR * gradient

@@ -9,6 +9,7 @@ import torch
 from tests.strategies.harness import Vector, distributed, net, sgd
 
 import flockstep as fs
+from flockstep.randomness import Purpose, torch_stream
 
 W = 4
 STEPS = 9
@@ -137,7 +138,7 @@ def test_particle_swarm_steps(decay, random):
     optimizer step.
     """
     seed, c1, c2, period = 3, 0.4, 0.7, 3
-    draws = [torch.Generator().manual_seed((seed << 20) + rank) for rank in range(W)]
+    draws = [torch_stream(Purpose.SWARM, seed, rank) for rank in range(W)]
 
     def r(rank):
         if random == "scalar":

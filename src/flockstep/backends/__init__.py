@@ -3,7 +3,7 @@
 from flockstep.backends.base import ON_FAILURE, Backend, Launch, Program, Watcher
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray
-from flockstep.backends.sim import Compute, Simulator
+from flockstep.backends.sim import Compute, Simulator, run_aside
 from flockstep.backends.torchrun import Torchrun
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Simulator",
     "Torchrun",
     "Watcher",
+    "run_aside",
 ]

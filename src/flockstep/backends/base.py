@@ -10,14 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from flockstep.comm import Comm
 from flockstep.errors import InvalidField, WorkerLost
 from flockstep.fields import require, require_choice, require_integer
+from flockstep.randomness import require_seed
 
 ON_FAILURE = ("stop", "continue")
-SEEDS = 2**63  # as many as a signed word of 64 bits tells apart
 
 Program = Callable[[Comm], Any]
 Watcher = Callable[[Sequence[int]], None]
@@ -47,8 +45,7 @@ class Launch:
     def __post_init__(self) -> None:
         require(callable(self.program), "program", "be callable", self.program)
         require_integer("workers", self.workers, 1)
-        require_integer("seed", self.seed, 0)
-        require(self.seed < SEEDS, "seed", "be below 2**63", self.seed)
+        require_seed(self.seed)
         require_choice("on_failure", self.on_failure, ON_FAILURE)
 
 
@@ -60,6 +57,9 @@ class Stopped(BaseException):
 
 class Backend(ABC):
     """Starts workers, gives each its `Comm`, and brings back what they return."""
+
+    is_virtual = False
+    """Whether time passes only as workers say, and all of them share this process."""
 
     @property
     def is_lead(self) -> bool:
@@ -84,11 +84,6 @@ class Backend(ABC):
         when nobody is left."""
 
 
-def stream_seed(seed: int, rank: int) -> int:
-    """The seed of a worker's own random stream: far from that of every other (seed, rank)."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
-
-
 def source_line(frame: FrameType | None) -> str:
     """Where a worker is: its innermost line outside this library, or the outermost inside it."""
     line = "unknown line"
@@ -107,9 +102,8 @@ def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | No
     if exit_code is None:
         how = "went away"
     elif exit_code < 0:
-        names = {
-            number.value: number.name for number in signal.Signals
-        }  # most real-time signals have none
+        # Most real-time signals have no name.
+        names = {number.value: number.name for number in signal.Signals}
         how = f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
     else:
         how = f"exited with {exit_code}"

@@ -38,9 +38,8 @@ class World:
     size: int
     local_size: int
     master: tuple[str, int]
-    hosts_store: (
-        bool  # where nobody else does: the variables were not set by torchrun but, say, by SLURM
-    )
+    # Where nobody else does: the variables were not set by torchrun but, say, by SLURM.
+    hosts_store: bool
     attempt: str
     interface: str | None
     secret: str | None = field(repr=False)
@@ -145,9 +144,8 @@ class Torchrun(Backend):
         with Meeting(
             store, world.host, world.rank, world.size, world.secret, launch.on_failure
         ) as meeting:
-            cores = len(
-                os.sched_getaffinity(0)
-            )  # those that SLURM or taskset leave to this process, not the host's
+            # Those that SLURM or taskset leave to this process, not the host's.
+            cores = len(os.sched_getaffinity(0))
             threads = max(1, cores // world.local_size)
             ticket = meeting.ticket(launch.seed, world.store)
             body = functools.partial(
@@ -165,7 +163,8 @@ _launches = 0
 
 def _next_launch() -> int:
     """All launchers count their launches alike, and so find each other under the same number."""
-    global _launches
+    # The processes of torchrun have nothing else in common.
+    global _launches  # noqa: PLW0603
     _launches += 1
     return _launches
 

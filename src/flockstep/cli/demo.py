@@ -79,9 +79,8 @@ def compare(workers: int, processes: int, epochs: int, seed: int, as_json: bool)
 def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -> None:
     table = Table(title=f"{TASK}, {epochs} epochs", box=box.SIMPLE_HEAD)
     table.add_column("workers", no_wrap=True)
-    table.add_column(
-        "strategy", overflow="fold"
-    )  # a long one takes two lines; figures are never cut
+    # A long one takes two lines; figures are never cut.
+    table.add_column("strategy", overflow="fold")
     for name in ("accuracy", "seconds", "MB sent", "exchanges"):
         table.add_column(name, justify="right", no_wrap=True)
     previous = None
@@ -103,7 +102,8 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
     console.print(
         "Accuracy on the test set. MB of all workers together, exchanges of one.\n"
         "Seconds: wall-clock for local; virtual for sim, where a step takes\n"
-        f"{COMPUTE.seconds * 1000:g} ms give or take {COMPUTE.jitter:.0%} and the network is {NETWORK}.\n"
+        f"{COMPUTE.seconds * 1000:g} ms give or take {COMPUTE.jitter:.0%} "
+        f"and the network is {NETWORK}.\n"
         "One seed says little: try --seed before you believe a difference."
     )
 

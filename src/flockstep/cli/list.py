@@ -22,13 +22,12 @@ from flockstep.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES
 from flockstep.tasks import TASKS
 
-Rows = dict[
-    str, Any
-]  # what stands beside each name: a text, or a value for each of several columns
+# What stands beside each name: a text, or a value for each of several columns.
+Rows = dict[str, Any]
 
 
 def _specs(table: dict[str, Any]) -> Callable[[], Rows]:
-    return lambda: {usage(each): first_line(each) for each in table.values()}
+    return lambda: {usage(each): first_paragraph(each) for each in table.values()}
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
@@ -39,13 +38,13 @@ TABLES: dict[str, Callable[[], Rows]] = {
         each.name: {
             "download": each.nbytes,
             "there": each.is_there(),
-            "what": first_line(each.load),
+            "what": first_paragraph(each.load),
         }
         for each in DATASETS.values()
     },
     "assignments": _specs(ASSIGNMENTS),
     "schedules": _specs(SCHEDULES),
-    "backends": lambda: {name: first_line(each) for name, each in BACKENDS.items()},
+    "backends": lambda: {name: first_paragraph(each) for name, each in BACKENDS.items()},
     "networks": lambda: {
         name: f"{link.latency_seconds:g} s latency, {link.bytes_per_second:g} bytes/s"
         for name, link in PRESETS.items()
@@ -92,8 +91,9 @@ def _default(value: Any) -> str:
     return name or str(value).replace(" ", "").lower()
 
 
-def first_line(documented: Any) -> str:
-    return (documented.__doc__ or "").strip().splitlines()[0]
+def first_paragraph(documented: Any) -> str:
+    """The first paragraph of the docstring, in one line."""
+    return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 @click.command(name="list")

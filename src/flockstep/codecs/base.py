@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flockstep.randomness import Purpose, numpy_stream
+
 BLOCK = 1 << 16  # elements
 
 
@@ -33,9 +35,8 @@ class Memory:
     """
 
     error: Tensor | None  # what was not sent yet; None for codecs that forget it
-    shapes: tuple[
-        torch.Size, ...
-    ]  # of the tensors that lie one behind the other at the start of the stream's tensors
+    # Of the tensors that lie one behind the other at the start of the stream's tensors.
+    shapes: tuple[torch.Size, ...]
     seed: int  # the same on all workers
     draw: np.random.Generator  # each worker's own
     messages: int = 0
@@ -62,7 +63,7 @@ class Codec(ABC):
     ) -> Memory:
         """A fresh memory for tensors like this one."""
         error = torch.zeros(like.numel(), dtype=_wide(like.dtype)) if self.feeds_back else None
-        return Memory(error, tuple(shapes), seed, np.random.default_rng((seed, rank)))
+        return Memory(error, tuple(shapes), seed, numpy_stream(Purpose.ROUNDING, seed, rank))
 
     def encode(self, tensor: Tensor, memory: Memory | None = None) -> Tensor:
         """The message for a flat tensor; with a memory, for the tensor and what was not sent

@@ -19,6 +19,7 @@ from flockstep.codecs.base import (
     part_of,
 )
 from flockstep.fields import require_integer
+from flockstep.randomness import Purpose, torch_stream
 
 LEAST_SAVING = 2  # a matrix whose factors are not even this much smaller travels as it is
 
@@ -28,7 +29,8 @@ class PowerSGD(Codec):
     """Every matrix as the product of two thin ones, by one step of power iteration from the factors
     before.
 
-        P = orthogonalise(M Q);   Q ← Mᵀ P;   M → P Qᵀ          over workers: mean of M Q, then mean of Mᵀ P
+        P = orthogonalise(M Q);   Q ← Mᵀ P;   M → P Qᵀ
+        over workers: the mean of M Q, then the mean of Mᵀ P
 
     Tensors of more dimensions are matrices of their first by all others. Vectors, and matrices
     whose factors are not half as large, travel as they are. Warm start, and error feedback: the
@@ -59,7 +61,7 @@ class PowerSGD(Codec):
         self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0
     ) -> Memory:
         memory = super().memory(like, shapes, seed=seed, rank=rank)
-        draw = torch.Generator().manual_seed(seed)  # all workers start from the same factors
+        draw = torch_stream(Purpose.FACTORS, seed)  # all workers start from the same factors
         for count, _, columns, thin in self._layout(memory).forms:
             memory.bases.append(torch.randn(count, columns, thin, generator=draw).to(memory.error))
         return memory
@@ -123,13 +125,11 @@ class _Layout:
     worked on together.
     """
 
-    forms: tuple[
-        tuple[int, int, int, int], ...
-    ]  # (matrices, rows, columns, columns of the factors)
+    # Of each: (matrices, rows, columns, columns of the factors).
+    forms: tuple[tuple[int, int, int, int], ...]
     places: tuple[tuple[int, ...], ...]  # for each form, where its matrices begin
-    rest_of: tuple[
-        tuple[int, int | None], ...
-    ]  # (start, end) of what lies between; the last has no end
+    # What lies between, as (start, end); the last has no end.
+    rest_of: tuple[tuple[int, int | None], ...]
     compressed: int  # elements of all matrices
 
     @staticmethod

@@ -18,6 +18,7 @@ from flockstep.codecs.base import (
 )
 from flockstep.codecs.bits import pack, packed_bytes, unpack
 from flockstep.fields import require, require_integer
+from flockstep.randomness import borrowed_stream
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class QSGD(Codec):
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         message = torch.empty(self.nbytes(tensor.numel()), dtype=torch.uint8)
         norms, packed = self._parts(message, tensor.numel())
-        draw = np.random.default_rng() if memory is None else memory.draw
+        draw = borrowed_stream() if memory is None else memory.draw
         for block in blocks(tensor.numel(), 8 * self.bucket):
             rows = in_buckets(tensor[block], self.bucket)
             norm = torch.linalg.vector_norm(rows, dim=1).float()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from flockstep.codecs.base import (
     part_of,
 )
 from flockstep.codecs.sparse import require_ratio, share_of
+from flockstep.randomness import Purpose, numpy_stream, stream_seed
 
 HEADER = 8  # the number that the places follow from
 
@@ -79,7 +79,7 @@ class RandomK(Codec):
         return self._places(number, like), part_of(message, HEADER, count, like.dtype)
 
     def _places(self, number: int, like: Tensor) -> Tensor:
-        draw = np.random.default_rng(number)
+        draw = numpy_stream(Purpose.PLACES, number)
         chosen = draw.choice(
             like.numel(), share_of(like.numel(), self.ratio), replace=False, shuffle=False
         )
@@ -91,4 +91,5 @@ def _next_number(memory: Memory | None) -> int:
     if memory is None:
         return int(torch.randint(1 << 62, ()))
     memory.messages += 1
-    return (memory.seed << 31) + memory.messages
+    # It travels as a signed word.
+    return stream_seed(Purpose.PLACES, memory.seed, memory.messages) >> 1

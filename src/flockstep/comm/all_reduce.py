@@ -5,13 +5,15 @@ messages follow one another, how long each is, and between whom they travel: the
 simulator, the seconds show it.
 
     flat                    the backend's own all-reduce, charged as a ring
-    ring                    2(w−1) messages of n/w: summed on the way round, then handed on once more
-    tree                    at most 2⌈log₂w⌉ messages of n: summed up a binomial tree, broadcast down it
-    hierarchical            groups of G: ring inside each, ring between their leaders, from the leader to all inside:
-                            4(G−1) + 2(w/G−1) messages (Jia et al. 2018, whose k is the size of a
-                            group)
-    torus                   X×Y: reduce-scatter along rows, ring along columns, all-gather along rows:
-                            2(X−1) + 2(Y−1) messages (Mikami et al. 2018)
+    ring                    2(w−1) messages of n/w: summed on the way round, then handed on once
+                            more
+    tree                    at most 2⌈log₂w⌉ messages of n: summed up a binomial tree, broadcast
+                            down it
+    hierarchical            groups of G: ring inside each, ring between their leaders, from the
+                            leader to all inside: 4(G−1) + 2(w/G−1) messages (Jia et al. 2018,
+                            whose k is the size of a group)
+    torus                   X×Y: reduce-scatter along rows, ring along columns, all-gather along
+                            rows: 2(X−1) + 2(Y−1) messages (Mikami et al. 2018)
 
 `hierarchical:G` and `torus:XxY` say the form; by default it is as near to a square as w allows.
 """

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flockstep.data.balanced_blocks import balanced_blocks
 from flockstep.errors import unknown_name
 from flockstep.fields import require, require_integer
+from flockstep.randomness import Purpose, numpy_stream, require_seed
 
 Indices = NDArray[np.int64]
 
@@ -26,18 +27,19 @@ class Assignment(ABC):
 
     name: ClassVar[str]
 
-    def assign(self, samples: int, workers: int, seed: int) -> list[Indices]:
-        """The indices of each worker's samples, one array per worker. Workers may share arrays:
-        do not change them.
+    def assign(self, samples: int, workers: int, seed: int, epoch: int = 0) -> list[Indices]:
+        """The indices of each worker's samples, one array per worker; those of another epoch are
+        dealt anew. Workers may share arrays: do not change them.
         """
         require_integer("workers", workers, 1)
         require_integer("samples", samples, 1)
-        require_integer("seed", seed, 0)
+        require_seed(seed)
+        require_integer("epoch", epoch, 0)
         require(
             samples >= workers, "samples", f"be at least the number of workers, {workers}", samples
         )
         self.copies_among(workers)  # complains if the scheme does not fit
-        return self._assign(samples, workers, np.random.default_rng([seed, 0xA551]))
+        return self._assign(samples, workers, numpy_stream(Purpose.ASSIGNMENT, seed, epoch))
 
     @abstractmethod
     def copies_among(self, workers: int) -> int:
@@ -142,9 +144,8 @@ class MediumCoarse(WithCopies):
     name: ClassVar[str] = "medium_coarse"
 
     def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
-        twice_around = np.tile(
-            random.permutation(samples), 2
-        )  # so that every worker's shards lie in a row
+        # So that every worker's shards lie in a row.
+        twice_around = np.tile(random.permutation(samples), 2)
         borders = _borders(2 * samples, 2 * workers)
         return [
             twice_around[borders[rank] : borders[rank + self.copies]] for rank in range(workers)
@@ -234,9 +235,8 @@ class HouseholdShards(Assignment):
         for household in range(self.households):
             shard = shards[household % self.shards]
             within = self.inside._assign(len(shard), size, random)
-            chosen = {
-                id(places): shard[places] for places in within
-            }  # workers that share an array still do
+            # Workers that share an array still do.
+            chosen = {id(places): shard[places] for places in within}
             parts += [chosen[id(places)] for places in within]
         return parts
 

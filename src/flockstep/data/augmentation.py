@@ -17,8 +17,9 @@ class PadCropFlip:
     """Zeros around each image, a random window of the image's own size, and every second one
     mirrored, left to right.
 
-    Fields: padding: zeros on each side, in pixels; the window lies at 0 … 2·padding from the top
-        and from the left.
+    Fields:
+        padding: zeros on each side, in pixels; the window lies at 0 … 2·padding from the top and
+            from the left.
 
     Example:
         fs.InMemory(images, labels, augment=PadCropFlip(4))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_CHOICES = 2048  # more sets than that repeat in turn: they are as balanced after each round as after the first
+# More sets than that repeat in turn: they are as balanced after each round as after the first.
+MOST_CHOICES = 2048
 
 
 def balanced_blocks(
@@ -22,9 +23,8 @@ def balanced_blocks(
     members = np.zeros((len(candidates), workers))
     np.put_along_axis(members, candidates, 1, axis=1)
     correlations = np.fft.irfft(np.abs(np.fft.rfft(members)) ** 2, workers)
-    differences = np.rint(
-        correlations[:, 1 : workers // 2 + 1]
-    )  # a distance d is one of workers − d, too
+    # A distance d is one of workers − d, too.
+    differences = np.rint(correlations[:, 1 : workers // 2 + 1])
     excess = differences - size * (size - 1) / max(1, workers - 1)
     # Of |total + excess|² only 2·total·excess + |excess|² depends on the choice, and total·excess
     # grows by products.
@@ -40,9 +40,8 @@ def balanced_blocks(
 def _candidates(workers: int, size: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Sets at random, in which each distance of two workers occurs in turn."""
     count = max(256, min(workers, 2048))
-    lots = random.random(
-        (count, workers), dtype=np.float32
-    )  # a set has the workers with the lowest
+    # A set has the workers with the lowest lots.
+    lots = random.random((count, workers), dtype=np.float32)
     lots[:, 0] = -2
     lots[np.arange(count), (1 + np.arange(count) % max(1, workers // 2)) % workers] = -1
     return np.argpartition(lots, size - 1, axis=1)[:, :size]

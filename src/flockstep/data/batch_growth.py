@@ -13,7 +13,8 @@ from flockstep.fields import require, require_above, require_integer, require_ma
 class BatchGrowth:
     """Larger batches at each of some moments, in place of a decay of the learning rate.
 
-        b(s) = min(b_max, round(b_0 · n^(number of marks ≤ s))),   s the share of all samples that is processed
+        b(s) = min(b_max, round(b_0 · n^(number of marks ≤ s)))
+        s: the share of all samples that is processed
 
     The noise of SGD falls with rate/batch: n times the batch calms it like a rate divided by n, in
     n times fewer steps.

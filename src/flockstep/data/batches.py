@@ -24,6 +24,7 @@ from flockstep.data.sources import (
 )
 from flockstep.data.timetable import BatchSize, Timetable, timetable
 from flockstep.fields import require, require_integer
+from flockstep.randomness import Purpose, numpy_stream
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Plan:
 
     def _random(self, number: int, start: int) -> np.random.Generator:
         """For augmentation. The same batch of the same run is changed alike, resumed or not."""
-        return np.random.default_rng([self.seed, self.rank, number, start, 0xA6])
+        return numpy_stream(Purpose.AUGMENTATION, self.seed, self.rank, number, start)
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,8 @@ def plan(
         sampling,
     )
     if is_stream(dataset):
-        require_integer(
-            "batch_size", batch_size, 1
-        )  # how much of a stream has been seen, nobody knows
+        # Fixed: of a stream nobody knows how much has been seen.
+        require_integer("batch_size", batch_size, 1)
         is_plain = isinstance(assignment, Disjoint | FullOverlap)
         require(
             is_plain,

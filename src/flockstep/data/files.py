@@ -71,8 +71,11 @@ class Form:
 class Files:
     """All that is known of the files of one set.
 
-    Fields: name: the set's. forms: in any of which it may lie on a disk; the first is the one that
-        is fetched. None: it needs no files. mirrors: addresses to which a file's name is appended.
+    Fields:
+        name: the set's.
+        forms: in any of which it may lie on a disk; the first is the one that is fetched. None: it
+            needs no files.
+        mirrors: addresses to which a file's name is appended.
         archive: what the mirrors have, if not the files themselves.
     """
 

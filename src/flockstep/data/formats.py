@@ -53,7 +53,8 @@ def idx(name: str, content: bytes) -> NDArray[Any]:
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise DataError(
-            f"{name} must have {start} bytes before its numbers, of {dimensions} dimensions (got {len(content)})"
+            f"{name} must have {start} bytes before its numbers, of {dimensions} dimensions "
+            f"(got {len(content)})"
         )
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
     length = start + math.prod(shape) * dtype.itemsize
@@ -97,7 +98,8 @@ def cifar_python(name: str, content: bytes) -> tuple[Bytes, Labels]:
     rows = batch[b"data"].as_bytes(name)
     if rows.ndim != 2 or rows.shape[1] != math.prod(CIFAR_SHAPE):
         raise DataError(
-            f"{name} must hold 'data' of shape (images, {math.prod(CIFAR_SHAPE)}) (got {rows.shape})"
+            f"{name} must hold 'data' of shape (images, {math.prod(CIFAR_SHAPE)}) "
+            f"(got {rows.shape})"
         )
     numbers = batch[b"labels"]
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
@@ -136,9 +138,8 @@ def images(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> Bytes:
 def labels(name: str, values: NDArray[Any] | list[int], count: int, classes: int) -> Labels:
     """`values` if they are one class of 0 … classes - 1 for each of `count` images."""
     array = np.asarray(values)
-    if (
-        array.shape != (count,) or array.dtype.kind not in "iuO"
-    ):  # O: whole numbers of more than 64 bits
+    # O: whole numbers of more than 64 bits.
+    if array.shape != (count,) or array.dtype.kind not in "iuO":
         got = f"{array.dtype} of shape {array.shape}"
         raise DataError(f"{name} must hold {count} labels, whole numbers, one an image (got {got})")
     wrong = np.flatnonzero((array < 0) | (array >= classes))

@@ -21,11 +21,13 @@ class InMemory(TensorDataset):
     """Tensors of equal length, kept as small as they are on disk and made ready one batch at a
     time.
 
-    Fields: tensors: one sample is one row of each. prepare: `prepare(*batch)` gives the batch that
-        a model sees: bytes scaled to numbers, say. Always used. augment: `augment(random, *batch)`
-        changes a batch that is trained with, never one that is evaluated; `random`
-            is a numpy generator that depends on (seed, rank, step) alone, so that a resumed run
-            goes on alike.
+    Fields:
+        tensors: one sample is one row of each.
+        prepare: `prepare(*batch)` gives the batch that a model sees: bytes scaled to numbers, say.
+            Always used.
+        augment: `augment(random, *batch)` changes a batch that is trained with, never one that is
+            evaluated; `random` is a numpy generator that depends on (seed, rank, step) alone, so
+            that a resumed run goes on alike.
 
     Example:
         fs.InMemory(images, labels, prepare=lambda x, y: (x.float() / 255, y))
@@ -45,9 +47,8 @@ class InMemory(TensorDataset):
 
     def batch(self, index: Tensor, random: np.random.Generator | None = None) -> tuple[Tensor, ...]:
         """The samples at `index`; augmented, if there is a source of randomness."""
-        batch = tuple(
-            tensor.index_select(0, index) for tensor in self.tensors
-        )  # copies rows; [index] goes by elements
+        # Copies rows; [index] goes by elements.
+        batch = tuple(tensor.index_select(0, index) for tensor in self.tensors)
         if random is not None and self.augment is not None:
             batch = self.augment(random, *batch)
         return batch if self.prepare is None else self.prepare(*batch)

@@ -14,9 +14,11 @@ from flockstep.data.assignment import Assignment
 class Overlap:
     """A scheme for so many samples and workers.
 
-    Fields: held: workers × samples, whether a worker holds a sample. Samples that the same workers
-        hold are neighbours. common: workers × workers, how many samples two of them both hold; on
-        the diagonal, how many one holds.
+    Fields:
+        held: workers × samples, whether a worker holds a sample. Samples that the same workers hold
+            are neighbours.
+        common: workers × workers, how many samples two of them both hold; on the diagonal, how many
+            one holds.
     """
 
     held: NDArray[np.bool_]

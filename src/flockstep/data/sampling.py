@@ -7,10 +7,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import numpy as np
-
 from flockstep.data.assignment import Assignment, Indices
 from flockstep.fields import require, require_choice
+from flockstep.randomness import Purpose, numpy_stream
 
 ORDERS = ("reshuffle", "shuffle_once", "with_replacement")
 SHUFFLES = ("local", "global")
@@ -21,10 +20,10 @@ class Sampling:
     """How samples are drawn. Nothing is carried from one epoch to the next, so a run can be resumed
     anywhere.
 
-    Fields: order: "reshuffle" goes through all of a worker's samples in a new order every epoch,
-        "shuffle_once" in the same
-            order every epoch; "with_replacement" draws as many at random, some twice and some not
-            at all.
+    Fields:
+        order: "reshuffle" goes through all of a worker's samples in a new order every epoch,
+            "shuffle_once" in the same order every epoch; "with_replacement" draws as many at
+            random, some twice and some not at all.
         shuffle: "local", a worker keeps its samples; or "global", all samples are dealt anew every
             epoch, by the same assignment. In a real cluster that means moving them.
 
@@ -45,18 +44,20 @@ class Sampling:
         self, assignment: Assignment, samples: int, workers: int, seed: int, epoch: int
     ) -> list[Indices]:
         """Which samples each worker holds in that epoch."""
-        if self.shuffle == "global" and epoch:
-            seed = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
-        return _assigned(assignment, samples, workers, seed)
+        dealt_in = epoch if self.shuffle == "global" else 0
+        return _assigned(assignment, samples, workers, seed, dealt_in)
 
     def drawn(self, part: Indices, seed: int, rank: int, epoch: int) -> Indices:
         """The samples of one epoch of the worker that holds `part`, one after the other."""
-        random = np.random.default_rng([seed, rank, 0 if self.order == "shuffle_once" else epoch])
+        drawn_in = 0 if self.order == "shuffle_once" else epoch
+        random = numpy_stream(Purpose.SAMPLE_ORDER, seed, rank, drawn_in)
         if self.order == "with_replacement":
             return part[random.integers(len(part), size=len(part))]
         return random.permutation(part)
 
 
 @functools.lru_cache(maxsize=8)  # a thousand simulated workers ask for the same assignment
-def _assigned(assignment: Assignment, samples: int, workers: int, seed: int) -> list[Indices]:
-    return assignment.assign(samples, workers, seed)
+def _assigned(
+    assignment: Assignment, samples: int, workers: int, seed: int, epoch: int
+) -> list[Indices]:
+    return assignment.assign(samples, workers, seed, epoch)

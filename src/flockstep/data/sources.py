@@ -18,9 +18,8 @@ from flockstep.data.memory import InMemory
 from flockstep.fields import require
 
 KINDS = "be tensors or arrays, a tuple, list or dict of these, or a torch Dataset"
-Randomness = Callable[
-    [], np.random.Generator
-]  # made only if asked for: that takes longer than a small batch
+# Made only if asked for: that takes longer than a small batch.
+Randomness = Callable[[], np.random.Generator]
 Fetch = Callable[[Indices, Randomness | None], Any]
 
 

@@ -43,10 +43,11 @@ def flops_per_sample(model: nn.Module, example: Any) -> float:
     The model runs once, in evaluation mode and without gradients. Its training flags, its buffers
     and torch's random state are afterwards as they were before.
 
-    Arguments: model: any nn.Module. example: a batch, as large as you like, on the model's device:
-        the input tensor; a tuple or list that starts
-            with it, as data sets give batches; or a mapping of keyword arguments, whose first
-            tensor tells the number of samples.
+    Arguments:
+        model: any nn.Module.
+        example: a batch, as large as you like, on the model's device: the input tensor; a tuple or
+            list that starts with it, as data sets give batches; or a mapping of keyword arguments,
+            whose first tensor tells the number of samples.
     """
     require(
         isinstance(model, nn.Module), "model", "be an nn.Module, not a class or a function", model

@@ -23,10 +23,12 @@ class GPT(nn.Module):
     and no biases anywhere, as nanoGPT (Karpathy, 2022) trains on the characters of tiny Shakespeare
     on a CPU.
 
-    Fields: vocabulary: the number of different tokens. context: the longest sequence it takes.
+    Fields:
+        vocabulary: the number of different tokens.
+        context: the longest sequence it takes.
         layers, heads, width: blocks, attention heads of each, and features of each token; heads
-        divide the width. dropout: after the embedding, in the attention and after each part of a
-        block; 0 for none.
+            divide the width.
+        dropout: after the embedding, in the attention and after each part of a block; 0 for none.
     """
 
     def __init__(
@@ -109,9 +111,8 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.inward(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.permute(
-            2, 0, 3, 1, 4
-        )  # each (batch, heads, length, width ÷ heads)
+        # Each (batch, heads, length, width ÷ heads).
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         out: Tensor = self.outward(mixed.transpose(1, 2).flatten(2))

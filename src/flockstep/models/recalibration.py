@@ -44,9 +44,8 @@ def recalibrate(model: nn.Module, data: Any, batch_size: int = 1024) -> nn.Modul
         for batch, samples in in_order(data, batch_size):
             seen += samples
             for layer in layers:
-                layer.momentum = (
-                    samples / seen
-                )  # so that the running mean is that of all samples so far
+                # So that the running mean is that of all samples so far.
+                layer.momentum = samples / seen
             through(model, on_device(batch, device))
     finally:
         for layer, momentum in layers.items():

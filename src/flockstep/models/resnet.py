@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from flockstep.models.initialisation import he_initialise
 from flockstep.models.normalisation import normalisation_layer
 
-Shortcut = Callable[
-    [int, int], nn.Module
-]  # from so many channels to so many, at half the height and width
+# From so many channels to so many, at half the height and width.
+Shortcut = Callable[[int, int], nn.Module]
 
 
 class ResNet20(nn.Module):
@@ -70,9 +69,12 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            _convolution(inputs, outputs, stride), normalisation_layer(normalisation, outputs), nn.ReLU(),
-            _convolution(outputs, outputs), normalisation_layer(normalisation, outputs),
-        )  # fmt: skip
+            _convolution(inputs, outputs, stride),
+            normalisation_layer(normalisation, outputs),
+            nn.ReLU(),
+            _convolution(outputs, outputs),
+            normalisation_layer(normalisation, outputs),
+        )
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:

@@ -124,9 +124,8 @@ class RMSpropWarmup(ForeachOptimizer):
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
         mixed = list(torch._foreach_div(gradients, roots))
-        torch._foreach_mul_(
-            mixed, (1 - share) * group["rmsprop_lr"] / base if base else 0.0
-        )  # η = 0: nothing moves
+        # η = 0: nothing moves.
+        torch._foreach_mul_(mixed, (1 - share) * group["rmsprop_lr"] / base if base else 0.0)
         torch._foreach_add_(mixed, gradients, alpha=share)
         return mixed
 

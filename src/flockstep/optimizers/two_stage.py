@@ -26,13 +26,16 @@ class TwoStage(Optimizer):
     state are those of the active optimizer, so schedules and strategies act on that one; what a
     group of `params` sets itself counts in both stages.
 
-    Fields: params: parameters, or groups of them with settings of their own. first: makes the
-        optimizer to warm up with from parameters, such as functools.partial(torch.optim.SGD,
-        lr=0.1). second: makes the one after it, such as functools.partial(torch.optim.Adam,
-        lr=1e-3). warmup_epochs: k.
+    Fields:
+        params: parameters, or groups of them with settings of their own.
+        first: makes the optimizer to warm up with from parameters, such as
+            functools.partial(torch.optim.SGD, lr=0.1).
+        second: makes the one after it, such as functools.partial(torch.optim.Adam, lr=1e-3).
+        warmup_epochs: k.
 
-    Example: optimizer = fs.TwoStage(model.parameters(), partial(SGD, lr=0.1), partial(Adam,
-        lr=1e-3), warmup_epochs=5)
+    Example:
+        first, second = partial(SGD, lr=0.1), partial(Adam, lr=1e-3)
+        optimizer = fs.TwoStage(model.parameters(), first, second, warmup_epochs=5)
     """
 
     def __init__(self, params: ParamsT, first: Make, second: Make, warmup_epochs: float) -> None:
@@ -41,16 +44,14 @@ class TwoStage(Optimizer):
         stages = []
         for field, make in (("first", first), ("second", second)):
             require(callable(make), field, "be callable", make)
-            made = make(
-                [dict(group) for group in groups]
-            )  # optimizers write into the groups that they are given
+            # Optimizers write into the groups that they are given.
+            made = make([dict(group) for group in groups])
             require(isinstance(made, Optimizer), field, "make an optimizer", made)
             stages.append(made)
         super().__init__(groups, {})
         self.warmup_epochs = warmup_epochs
-        self._stages = (
-            stages  # the second has no state before its first step: it need not be made anew
-        )
+        # The second has no state before its first step: it need not be made anew.
+        self._stages = stages
         self._enter(0)
 
     @property

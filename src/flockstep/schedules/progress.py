@@ -27,7 +27,8 @@ class Progress:
         """The share of all steps that is taken, from 0 to 1; 1 after the end, too."""
         if self.total_steps is None:
             raise InvalidField(
-                "'total_steps' must be known (got None): take batches from worker.batches, or set worker.total_steps"
+                "'total_steps' must be known (got None): "
+                "take batches from worker.batches, or set worker.total_steps"
             )
         return min(1.0, self.step / max(1, self.total_steps))
 

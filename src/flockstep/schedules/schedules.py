@@ -27,8 +27,8 @@ class Schedule(ABC):
     """Base class. A schedule is a frozen dataclass that says what the base rate is multiplied with
     at any moment.
 
-        schedule = fs.LinearScaling(8) * fs.StepDecay()     # the factor of a product is the product of the factors
-        schedule.apply(optimizer, progress)                 # before every step
+        schedule = fs.LinearScaling(8) * fs.StepDecay()   # its factor is the product of theirs
+        schedule.apply(optimizer, progress)               # before every step
 
     It keeps no state, so a training that goes on from a checkpoint needs to know no more than how
     far it has come."""
@@ -110,8 +110,10 @@ class Warmup(Schedule):
 
         f(e) = s + (1 − s) · min(1, e/k)
 
-    Fields: epochs: k, the length of the ramp; 0: none. start: s, the factor it starts from. At 0
-        the first step of all does not move the parameters.
+    Fields:
+        epochs: k, the length of the ramp; 0: none.
+        start: s, the factor it starts from. At 0 the first step of all does not move the
+            parameters.
 
     Paper: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017; its own
     ramp is LinearScaling.
@@ -138,8 +140,10 @@ class LinearScaling(Schedule):
 
         f(e) = 1 + (n − 1) · min(1, e/k)
 
-    Fields: scale: n, how many times the batch that the base rate is for all workers process
-        together in a step. warmup_epochs: k, the length of the ramp; 0: scaled at once.
+    Fields:
+        scale: n, how many times the batch that the base rate is for all workers process together in
+            a step.
+        warmup_epochs: k, the length of the ramp; 0: scaled at once.
 
     Paper: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017.
 

@@ -31,6 +31,7 @@ def last_score(worker: Worker, score: str) -> float:
         return math.inf if math.isnan(worker.loss) else worker.loss
     if worker.accuracy is None:
         raise FlockstepError(
-            f"rank {worker.comm.rank}: score='accuracy' needs that of every batch: worker.step(loss, accuracy=…)"
+            f"rank {worker.comm.rank}: score='accuracy' needs that of every batch: "
+            "worker.step(loss, accuracy=…)"
         )
     return -worker.accuracy

@@ -31,7 +31,8 @@ class AdaComm(Strategy[AdaCommState]):
     """LocalSGD whose period follows the loss: rare averages at first, when progress is fast,
     frequent ones later.
 
-        at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉,   or τ_{j−1}/2 if that does not shrink; ≥ 1
+        at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉,
+                                    or τ_{j−1}/2 if that does not shrink; at least 1
         after τ_j steps:            x_i ← (1/w) Σ_k x_k
 
     F is the training loss: the mean over the workers and the steps since the last average. F_0 and

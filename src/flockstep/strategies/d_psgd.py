@@ -23,7 +23,8 @@ class DPSGDState:
 class DPSGD(Strategy[DPSGDState]):
     """Every worker mixes its parameters with its neighbours' at each step; nobody talks to all.
 
-        x_i ← Σ_j W_ij x_j − η g(x_i),      W_ij = 1 / (1 + max(degree_i, degree_j)),  W_ii the rest to one
+        x_i ← Σ_j W_ij x_j − η g(x_i)
+        W_ij = 1 / (1 + max(degree_i, degree_j)),   W_ii the rest to one
 
     The gradient is that of the worker's own parameters before mixing, as in the paper's Algorithm
     1. W is symmetric and its rows sum to one, so mixing preserves the mean of all workers. finish:

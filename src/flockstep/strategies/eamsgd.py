@@ -26,8 +26,8 @@ class EAMSGDState:
 class EAMSGD(Strategy[EAMSGDState]):
     """EASGD in turns, whose workers take their own steps with Nesterov momentum.
 
-        v ← δv − η g(x + δv);   x ← x + v                            gradients are those of the point ahead
-        every `period` steps, in rank order:   d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d
+        every step, with the gradient of the point ahead:   v ← δv − η g(x + δv);   x ← x + v
+        every `period` steps, in rank order:   d = α(x_i − x̃);   x_i ← x_i − d;   x̃ ← x̃ + d
 
     momentum=0 equals EASGD. −ηg stands for whatever change the worker's optimizer makes at the
     point ahead, so give it none of its own: plain SGD is the paper's. finish: the centre.
@@ -77,7 +77,7 @@ class EAMSGD(Strategy[EAMSGDState]):
                 state.centre.pull(worker)
 
     def preview(self, worker: Worker, state: EAMSGDState) -> Tensor:
-        return state.centre.value.read()
+        return state.centre.preview(worker)
 
     def finish(self, worker: Worker, state: EAMSGDState) -> None:
         state.centre.value.retire()

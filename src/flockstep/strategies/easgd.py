@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class EASGDState:
-    centre: (
-        Centre | Tensor
-    )  # shared (round_robin), or the same on every worker and moved alike (sync)
+    # Shared (round_robin), or the same on every worker and moved alike (sync).
+    centre: Centre | Tensor
 
 
 @dataclass(frozen=True)
 class EASGD(Strategy[EASGDState]):
     """Workers and a centre pull at each other every `period` steps.
 
-        round_robin:  d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      workers in rank order, holding the lock
-        sync:         d_i = α(x_i − x̃);  x_i ← x_i − d_i;  x̃ ← x̃ + Σ d_i   all at once, both with the old values
+        round_robin, in rank order:   d = α(x_i − x̃);     x_i ← x_i − d;     x̃ ← x̃ + d
+        sync, all at once:            d_i = α(x_i − x̃);   x_i ← x_i − d_i;   x̃ ← x̃ + Σ_k d_k
 
+    In turns a worker holds the lock; at once, both sides are computed from the old values.
     finish: the centre. Statistics of batch normalisation follow the same rule as the parameters.
 
     Bytes: round_robin, one blend (there and back) a worker and exchange, and one read at the end;
@@ -76,12 +76,13 @@ class EASGD(Strategy[EASGDState]):
     def _pull_together(self, worker: Worker, centre: Tensor) -> None:
         pull = (worker.flat.state - centre).mul_(moving_rate(self.alpha, worker.comm.size))
         worker.flat.state.sub_(pull)
-        centre.add_(
-            worker.comm.all_reduce(pull)
-        )  # a sum, so that nobody needs to know how many took part
+        # A sum, so that nobody needs to know how many took part.
+        centre.add_(worker.comm.all_reduce(pull))
 
     def preview(self, worker: Worker, state: EASGDState) -> Tensor:
-        return state.centre if isinstance(state.centre, Tensor) else state.centre.value.read()
+        if isinstance(state.centre, Tensor):
+            return state.centre.clone()
+        return state.centre.preview(worker)
 
     def finish(self, worker: Worker, state: EASGDState) -> None:
         if isinstance(state.centre, Tensor):

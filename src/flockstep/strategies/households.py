@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flockstep.comm import Comm
 from flockstep.fields import require, require_integer
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -15,16 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class HouseholdsState:
-    household: Comm
-    neighbourhood: Comm | None
     averaged_at: int = 0  # the step after which all replicas were last equal
+
+    household: Comm = handle()
+    neighbourhood: Comm | None = handle()
 
 
 @dataclass(frozen=True)
 class Households(Strategy[HouseholdsState]):
     """Workers in equal groups of groups; each level averages with its own period.
 
-        every household_period steps:       x_i ← mean over the household        (1: g_i ← mean over the household)
+        every household_period steps:       x_i ← mean over the household
+                                            (1: g_i ← mean over the household)
         every neighbourhood_period steps:   x_i ← mean over the neighbourhood
         every world_period steps:           x_i ← (1/w) Σ_j x_j
 
@@ -38,11 +41,14 @@ class Households(Strategy[HouseholdsState]):
 
     Use: where some workers are near each other (one host, one rack) and others far.
 
-    Fields: count: households, dividing the number of workers. world_period: optimizer steps between
-        averages over all. household_period: between averages inside a household; 1 averages
-        gradients. neighbourhoods: into how many neighbourhoods the households are divided; None: no
-        such level. neighbourhood_period: between averages inside a neighbourhood. Periods must not
-        shrink outwards.
+    Fields:
+        count: households, dividing the number of workers.
+        world_period: optimizer steps between averages over all.
+        household_period: between averages inside a household; 1 averages gradients.
+        neighbourhoods: into how many neighbourhoods the households are divided; None: no such
+            level.
+        neighbourhood_period: between averages inside a neighbourhood. Periods must not shrink
+            outwards.
 
     Paper: Håland and Birkeland, "Data assignment in distributed deep learning", 2020.
 
@@ -103,9 +109,10 @@ class Households(Strategy[HouseholdsState]):
             self.count,
         )
         household = comm.split(comm.rank * self.count // comm.size)
-        if self.neighbourhoods is None:
-            return HouseholdsState(household, None)
-        return HouseholdsState(household, comm.split(comm.rank * self.neighbourhoods // comm.size))
+        neighbourhood = None
+        if self.neighbourhoods is not None:
+            neighbourhood = comm.split(comm.rank * self.neighbourhoods // comm.size)
+        return HouseholdsState(household=household, neighbourhood=neighbourhood)
 
     def on_gradients(self, worker: Worker, state: HouseholdsState) -> None:
         if self.household_period == 1:

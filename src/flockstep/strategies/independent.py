@@ -33,6 +33,10 @@ class Independent(Strategy[None]):
 
     name: ClassVar[str] = "independent"
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def finish(self, worker: Worker, state: None) -> None:
         # A worker that took no step has no loss, and represents nothing.
         loss = math.inf if math.isnan(worker.smooth_loss) else worker.smooth_loss

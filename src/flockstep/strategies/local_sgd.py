@@ -28,7 +28,8 @@ class LocalSGDState:
 class LocalSGD(Strategy[LocalSGDState]):
     """Take `period` steps alone, then average the parameters of all workers.
 
-        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j          with a codec:  x ← x₀ + (1/w) Σ_j (x_j − x₀)
+        after steps k, 2k, 3k, …:   x_i ← (1/w) Σ_j x_j
+        with a codec:               x_i ← x₀ + (1/w) Σ_j (x_j − x₀)
 
     Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless
     they just were. Statistics of batch normalisation are averaged with the parameters. A codec
@@ -39,10 +40,11 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     Use: on a network too slow for an exchange at every step.
 
-    Fields: period: optimizer steps between averages; None averages only at the end (one-shot
-        averaging). momentum: what happens to the optimizer's state at an average: "keep" the
-        worker's own, "reset" it as if the
-            optimizer were new, or "average" it over the workers too.
+    Fields:
+        period: optimizer steps between averages; None averages only at the end (one-shot
+            averaging).
+        momentum: what happens to the optimizer's state at an average: "keep" the worker's own,
+            "reset" it as if the optimizer were new, or "average" it over the workers too.
         codec: how changes are written on the wire; None: parameters as they are.
 
     Papers: Stich, "Local SGD Converges Fast and Communicates Little", 2018; McMahan et al., 2017;
@@ -67,7 +69,7 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     def init(self, worker: Worker) -> LocalSGDState:
         start = None if self.codec is None else worker.flat.state.clone()
-        return LocalSGDState(Averager(worker, self.codec, worker.flat.state), start)
+        return LocalSGDState(Averager.of(worker, self.codec, worker.flat.state), start)
 
     def after_step(self, worker: Worker, state: LocalSGDState) -> None:
         if self.period is None or worker.steps % self.period:

@@ -18,6 +18,7 @@ from flockstep.fields import (
     require_integer,
 )
 from flockstep.strategies._ranking import SCORES, last_score, ranked
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 @dataclass
 class NoSyncState:
     centres: deque[Tensor]  # of the last exchanges, the oldest first
-    wait: Callable[[], None] = lambda: None  # until the newest of them is there
+
+    wait: Callable[[], None] = handle()  # until the newest of them is there
 
 
 @dataclass(frozen=True)
 class NoSync(Strategy[NoSyncState]):
     """After its own step every worker moves a part of the way towards a centre of mass.
 
-        x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k,   N the n workers with the best score on their last batch
+        x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k
+        N: the n workers with the best score on their last batch
 
     pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0
     equals Independent, and sends nothing. finish: the centre of mass of all. Statistics of batch
@@ -47,10 +50,13 @@ class NoSync(Strategy[NoSyncState]):
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.
 
-    Fields: pull: β, from 0 to 1. best: n, how many workers make the centre; None: all. period:
-        optimizer steps between exchanges. staleness: pull towards the centre of so many exchanges
-        before, so that it can travel while workers compute. score: what N is chosen by: "loss", or
-        "accuracy" (the paper's choice), passed as
+    Fields:
+        pull: β, from 0 to 1.
+        best: n, how many workers make the centre; None: all.
+        period: optimizer steps between exchanges.
+        staleness: pull towards the centre of so many exchanges before, so that it can travel while
+            workers compute.
+        score: what N is chosen by: "loss", or "accuracy" (the paper's choice), passed as
             `worker.step(loss, accuracy=…)`; `fs.run` takes the task's metric on the batch, at the
             cost of another forward pass.
 
@@ -87,7 +93,7 @@ class NoSync(Strategy[NoSyncState]):
             f"be at most the workers, {workers}",
             self.best,
         )
-        return NoSyncState(deque(maxlen=self.staleness + 1))
+        return NoSyncState(deque(maxlen=self.staleness + 1), wait=lambda: None)
 
     def after_step(self, worker: Worker, state: NoSyncState) -> None:
         if worker.steps % self.period or self.pull == 0:
@@ -107,13 +113,15 @@ class NoSync(Strategy[NoSyncState]):
             return comm.all_reduce(own.clone(), op="mean")
         best_first = ranked(comm, last_score(worker, self.score))
         wide = own.to(torch.promote_types(own.dtype, torch.float32))
-        total = torch.cat(
-            [wide, wide.new_ones(1)]
-        )  # and how many it is the sum of, since some may be lost
+        # And how many it is the sum of, since some may be lost.
+        total = torch.cat([wide, wide.new_ones(1)])
         sum_at_first(comm, total, best_first[: self.best], without_lost=True)
         broadcast_from_first(comm, total, best_first)
         return total[:-1].div_(total[-1]).to(own.dtype)
 
+    def preview(self, worker: Worker, state: NoSyncState) -> Tensor:
+        return worker.comm.all_reduce(worker.flat.state.clone(), op="mean")
+
     def finish(self, worker: Worker, state: NoSyncState) -> None:
         state.wait()
-        worker.comm.all_reduce(worker.flat.state, op="mean")
+        worker.flat.state.copy_(self.preview(worker, state))

@@ -30,8 +30,10 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
 
     Use: where LocalSGD from the start costs accuracy.
 
-    Fields: switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches`
-        (float, 0 to 1). period: k, optimizer steps between averages after the switch.
+    Fields:
+        switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches`
+            (float, 0 to 1).
+        period: k, optimizer steps between averages after the switch.
 
     Paper: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018.
 
@@ -81,7 +83,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
             return self.switch_at
         if worker.total_steps is None:
             raise InvalidField(
-                f"'switch_at' must be a number of steps where batches do not come from worker.batches "
-                f"(got {self.switch_at!r})"
+                "'switch_at' must be a number of steps where batches do not come from "
+                f"worker.batches (got {self.switch_at!r})"
             )
         return round(self.switch_at * worker.total_steps)

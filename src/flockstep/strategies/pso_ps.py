@@ -17,6 +17,7 @@ from flockstep.fields import (
     require_integer,
     require_number,
 )
+from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._ranking import last_score, ranked
 from flockstep.strategies.base import Strategy
 
@@ -37,7 +38,8 @@ class PSOPS(Strategy[PSOPSState]):
     """Workers are particles: every `period`-th step moves them as a swarm, in place of the
     optimizer.
 
-        t mod period = 0:   v_i ← m·v_i + (1/λ)[c1·r1·(pBest_i − x_i) + c2·r2·(gBest − x_i)];   x_i ← x_i + v_i
+        t mod period = 0:   v_i ← m·v_i + (1/λ)[c1·r1·(pBest_i − x_i) + c2·r2·(gBest − x_i)]
+                            x_i ← x_i + v_i
         otherwise:          the optimizer's step
         m = m_max − t (m_max − m_min)/t_max,   λ the epoch 1 … E,   r1, r2 uniform in (0, 1)
 
@@ -54,11 +56,16 @@ class PSOPS(Strategy[PSOPSState]):
 
     Use: to study swarm optimisation; see the caveat above.
 
-    Fields: period: steps from one step of the swarm to the next. c1: attraction of a worker's own
-        best. c2: attraction of the swarm's best. inertia_max: m at the beginning. inertia_min: m at
-        the end. decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand
-        side, or "none" of it. random: whether r1 and r2 are one number each ("scalar") or one for
-        each parameter ("vector").
+    Fields:
+        period: steps from one step of the swarm to the next.
+        c1: attraction of a worker's own best.
+        c2: attraction of the swarm's best.
+        inertia_max: m at the beginning.
+        inertia_min: m at the end.
+        decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand side, or
+            "none" of it.
+        random: whether r1 and r2 are one number each ("scalar") or one for each parameter
+            ("vector").
 
     Paper: Ye, Qi, Wang, Li, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
     Distributed Training of Deep Neural Networks", 2020.
@@ -90,7 +97,7 @@ class PSOPS(Strategy[PSOPSState]):
         require_choice("random", self.random, ("scalar", "vector"))
 
     def init(self, worker: Worker) -> PSOPSState:
-        draw = torch.Generator().manual_seed((worker.comm.seed << 20) + worker.comm.rank)
+        draw = torch_stream(Purpose.SWARM, worker.comm.seed, worker.comm.rank)
         return PSOPSState(
             torch.zeros_like(worker.flat.parameters), worker.flat.parameters.clone(), draw
         )
@@ -120,7 +127,8 @@ class PSOPS(Strategy[PSOPSState]):
     def _inertia(self, worker: Worker, step: int) -> float:
         if worker.total_steps is None:
             raise InvalidField(
-                "'total_steps' must be known to PSOPS: take batches from worker.batches, or set it (got None)"
+                "'total_steps' must be known to PSOPS: "
+                "take batches from worker.batches, or set it (got None)"
             )
         return self.inertia_max - step * (self.inertia_max - self.inertia_min) / worker.total_steps
 

@@ -25,8 +25,8 @@ class SmoothedLoss:
     Paper: Szegedy, Vanhoucke, Ioffe, Shlens and Wojna, "Rethinking the Inception Architecture for
     Computer Vision", 2016.
 
-    Example: fs.Task("mine", model=Net, optimizer=make_optimizer, loss=fs.SmoothedLoss(0.1),
-        train=(x, y), …)
+    Example:
+        fs.Task("mine", Net, make_optimizer, loss=fs.SmoothedLoss(0.1), train=(x, y), test=…)
     """
 
     name: ClassVar[str] = "smoothed"

@@ -25,9 +25,8 @@ Key = tuple[str, int]
 class Call:
     """One collective call of one group."""
 
-    arrived: dict[int, dict[str, Any]] = field(
-        default_factory=dict
-    )  # what each member said, by rank
+    # What each member said, by rank.
+    arrived: dict[int, dict[str, Any]] = field(default_factory=dict)
     mismatch: str | None = None
     went: tuple[int, ...] = ()  # who was let go
     reports: dict[int, bool] = field(default_factory=dict)  # how it went

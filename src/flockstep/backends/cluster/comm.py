@@ -8,7 +8,6 @@ and hear."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from flockstep.backends.cluster.groups import (
 )
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Comm, Gathered, Meter, SharedTensor, signature
+from flockstep.comm import Clock, Comm, Gathered, Meter, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
 
 # How long a broken connection may be known here before the coordinator says who is lost.
@@ -52,11 +51,10 @@ class Station:
     make_shared: Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
     count_step: Callable[[], None]
     meter: Meter = field(default_factory=Meter)
-    began: float = 0.0
+    clock: Clock = field(default_factory=Clock)
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
-    sent: dict[tuple[str, int], Any] = field(
-        default_factory=dict
-    )  # the last tensors sent, which may be on their way
+    # The last tensors sent, which may be on their way.
+    sent: dict[tuple[str, int], Any] = field(default_factory=dict)
 
 
 class ClusterComm(Comm):
@@ -69,12 +67,12 @@ class ClusterComm(Comm):
         self.size = len(ranks)
         self.seed = station.seed
         self.meter = station.meter
+        self.clock = station.clock
         self.station = station
         self._seq = 0
         self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
-        self._silent: dict[str, Any] | None = (
-            None  # the call that moves its tensors without having asked
-        )
+        # The call that moves its tensors without having asked.
+        self._silent: dict[str, Any] | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -88,15 +86,18 @@ class ClusterComm(Comm):
     # --- time, groups and shared tensors ----------------------------------------------------------
 
     def now(self) -> float:
-        return time.monotonic() - self.station.began
+        return self.station.clock.now()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self.station.count_step()
-        self.station.line.catch_up()  # a worker that only computes hears here that the run is to stop
+            self.meter.steps += 1
+        # A worker that only computes hears here that the run is to stop.
+        self.station.line.catch_up()
 
     def split(self, color: int) -> ClusterComm:
-        go = self._join("split", "split", data=int(color))
+        with self.meter.call("split"):
+            go = self._join("split", "split", data=int(color))
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
@@ -115,6 +116,9 @@ class ClusterComm(Comm):
             if any(self._join("shared", text, data=int(is_first))["data"]):
                 known[key] = tensor
                 return tensor
+
+    def _in_world(self, rank: int) -> int:
+        return self.ranks[rank]
 
     # --- collectives ------------------------------------------------------------------------------
 
@@ -207,9 +211,8 @@ class ClusterComm(Comm):
         go = self._join(call, text, must=must, data=data, root=root, moves=True)
         if not self.station.continues:
             self._attempt(tensor, move, go)
-            self._last = (
-                (text, go) if data is None else None
-            )  # who brings data may bring other data next time
+            # Who brings data may bring other data next time.
+            self._last = (text, go) if data is None else None
             return
         while go["members"]:
             # On a copy: what a broken attempt has done, or still does in torch's threads, must not
@@ -305,7 +308,8 @@ class ClusterComm(Comm):
         dtype, elements = answer["letter"]
         if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
             raise MismatchError(
-                f"rank {world} sent {elements} × {DTYPES[dtype]}, rank {line.rank} expected {signature(tensor)}"
+                f"rank {world} sent {elements} × {DTYPES[dtype]}, "
+                f"rank {line.rank} expected {signature(tensor)}"
             )
         if elements:
             whole = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(elements)

@@ -41,12 +41,10 @@ class Seat:
     steps: int = 0
     waits_in: str = ""
     late_for: tuple[str, int] | None = None  # the call in which it waits without having asked
-    passed: dict[str, int] = field(
-        default_factory=dict
-    )  # by group, the last call that it went through without asking
-    looks: int | None = (
-        None  # if it watches a shared tensor, how often it has looked since anything else happened
-    )
+    # By group, the last call that it went through without asking.
+    passed: dict[str, int] = field(default_factory=dict)
+    # If it watches a shared tensor, how often it has looked since anything else happened.
+    looks: int | None = None
     is_gone: bool = False  # its process has ended; its line, with what it said last, ends soon
     gone_at: float = 0.0  # since when the line or the process has ended
 
@@ -210,9 +208,8 @@ class Coordinator:
         peer.
         """
         answer_is_due = seat.state == ENDED or (seat.state == WAITING and "waits_in" in said)
-        if (
-            answer_is_due and self.failure is None
-        ):  # who was told to stop may ask for more while it unwinds
+        # Who was told to stop may ask for more while it unwinds.
+        if answer_is_due and self.failure is None:
             raise WireError(f"rank {rank} goes on without an answer")
         group = self._calls.groups.get(said.get("group", "world"), ())
         if rank not in group:

@@ -51,9 +51,8 @@ class Gathering:
                 match said["do"]:
                     case "result":
                         tensors = [_tensor(connection) for _ in range(said["tensors"])]
-                        decode(
-                            said["tree"], tensors
-                        )  # what is no value is refused here, while its sender is known
+                        # What is no value is refused here, while its sender is known.
+                        decode(said["tree"], tensors)
                         self._results[rank] = (said["tree"], tensors)
                     case "lost":
                         self._coordinator.declare_lost(rank, said["exit_code"], said["step"])

@@ -49,7 +49,8 @@ class Groups:
         key = (name, members, device.type)
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
-        with lock:  # a message that is sent and one that is received may both be the first between two workers
+        # A message that is sent and one that is received may both be the first between two workers.
+        with lock:
             if key not in self._groups:
                 # A connection of its own: one that was given up while it waited would keep all
                 # others waiting.

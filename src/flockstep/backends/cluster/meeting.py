@@ -112,7 +112,8 @@ class Meeting:
                 worker = Launch(launch.program, 1, launch.seed, watch=look)
                 (own,) = local.run_part(worker, first_rank=self._rank)
                 self._messenger.bring(own)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: all ranks must hear of it.
                 if isinstance(error, WorkerLost) and error.rank == self._rank:
                     self._messenger.tell_lost(error)
                 else:

@@ -98,10 +98,8 @@ FROM_WORKERS: Mapping[str, Form] = {
 }
 
 FROM_LAUNCHERS: Mapping[str, Form] = {
-    "result": {
-        "tree": is_anything,
-        "tensors": is_count,
-    },  # `values.decode` knows what a tree may be
+    # `values.decode` knows what a tree may be.
+    "result": {"tree": is_anything, "tensors": is_count},
     "lost": {"exit_code": or_none(is_exit_code), "step": or_none(is_count)},
     "raised": {"error": is_object},  # and `values.decode_error` what an error is
 }

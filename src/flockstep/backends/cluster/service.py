@@ -24,9 +24,8 @@ from flockstep.backends.cluster.wire import (
 from flockstep.fields import require
 
 HELLO_SECONDS = 5.0
-MOST_STRANGERS = (
-    64  # connections that have not said hello yet; more of them wait in the system's queue
-)
+# Connections that have not said hello yet; more of them wait in the system's queue.
+MOST_STRANGERS = 64
 RETRY_SECONDS = 0.1  # where the system has no descriptor for one more connection
 
 log = logging.getLogger("flockstep")

@@ -152,7 +152,8 @@ def _encode_key(value: Any, tensors: list[Tensor]) -> Any:
     tree = encode(value, tensors)
     if not _is_key(tree):
         raise FlockstepError(
-            f"a {type(value).__name__} cannot be sent to another host as the key of a dict or in a set"
+            f"a {type(value).__name__} cannot be sent to another host "
+            "as the key of a dict or in a set"
         )
     return tree
 
@@ -210,9 +211,8 @@ def _dataclass(fields: dict[str, Any], like: Any) -> Any:
     """A dataclass with these fields, or the fields themselves where there is none like it."""
     if like is None or _fields(like).keys() != fields.keys():
         return fields
-    made = copy.copy(
-        like
-    )  # neither its constructor, which may want other arguments, nor its checks run again
+    # Neither its constructor, which may want other arguments, nor its checks run again.
+    made = copy.copy(like)
     for name, value in fields.items():
         object.__setattr__(made, name, value)  # also of a frozen one
     return made

@@ -240,7 +240,8 @@ class Connection:
         payload = json.dumps(message).encode()
         if len(payload) > MAX_MESSAGE_BYTES:
             raise WireError(
-                f"a message of {len(payload)} bytes, more than {MAX_MESSAGE_BYTES}: send tensors instead"
+                f"a message of {len(payload)} bytes, more than {MAX_MESSAGE_BYTES}: "
+                "send tensors instead"
             )
         self.send(Header(MESSAGE, self.run, length=len(payload)), payload)
 

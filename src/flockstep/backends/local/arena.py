@@ -23,9 +23,8 @@ RESERVED_BYTES = 1 << 40  # of addresses, not of memory
 LEAST_BYTES = 1 << 32
 ALIGNMENT = 64
 FIRST_OFFSET = mmap.PAGESIZE  # the page before it belongs to the arena itself
-MOST_VIEWS = (
-    4096  # making one takes a microsecond or two; the same few are asked for again and again
-)
+# Making one takes a microsecond or two; the same few are asked for again and again.
+MOST_VIEWS = 4096
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -110,10 +109,8 @@ class Arena:
         """
         try:
             fcntl.lockf(self.lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-        except (
-            BlockingIOError,
-            PermissionError,
-        ):  # what "somebody holds it" is called differs by system
+        except (BlockingIOError, PermissionError):
+            # What "somebody holds it" is called differs by system.
             return False
         return True
 
@@ -136,7 +133,9 @@ class Arena:
         try:
             self._map.close()
         except BufferError:
-            pass  # an interrupted call's frame, kept by its traceback, still has a view: the memory goes with it
+            # An interrupted call's frame, kept by its traceback, still has a view: the memory goes
+            # with it.
+            pass
         os.close(self.descriptor)
         os.close(self.lock_descriptor)
 

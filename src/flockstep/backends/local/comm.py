@@ -9,7 +9,6 @@ set before all have left it, since no collective ends before all have come."""
 from __future__ import annotations
 
 import os
-import time
 import zlib
 from collections.abc import Sequence
 
@@ -23,6 +22,7 @@ from flockstep.backends.local.seat import STEPS, Seat
 from flockstep.backends.local.shared import LocalShared
 from flockstep.comm import (
     REDUCTIONS,
+    Clock,
     Comm,
     Gathered,
     Meter,
@@ -65,14 +65,14 @@ class Group:
 class LocalComm(Comm):
     """A worker process's handle on its group."""
 
-    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, began: float) -> None:
+    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, clock: Clock) -> None:
         self.rank = group.ranks.index(seat.rank)
         self.size = len(group.ranks)
         self.seed = seed
         self.meter = meter
         self._seat = seat
         self._group = group
-        self._began = began
+        self.clock: Clock = clock
         self._seq = 0
         self._everyone = range(self.size)
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
@@ -81,15 +81,13 @@ class LocalComm(Comm):
 
     # --- time and memory --------------------------------------------------------------------------
 
-    def start_clock(self, began: float) -> None:
-        self._began = began
-
     def now(self) -> float:
-        return time.monotonic() - self._began
+        return self.clock.now()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self._seat.status[STEPS] += 1
+            self.meter.steps += 1
 
     def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu":
@@ -103,10 +101,11 @@ class LocalComm(Comm):
         # Everybody brings a place, which takes no memory until it is used: one is there, whoever is
         # lost meanwhile.
         wish = [color, self._seat.rank, self._seat.arena.allocate(Group.nbytes(self.size))]
-        wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
+        with self.meter.call("split"):
+            wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
         members = [(world, place) for value, world, place in wishes if value == color]
         group = Group(self._seat, members[0][1], tuple(world for world, _ in members))
-        return type(self)(self._seat, group, self.seed, self.meter, self._began)
+        return type(self)(self._seat, group, self.seed, self.meter, self.clock)
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         arena, homes, ranks = self._seat.arena, self._group.homes, self._group.ranks
@@ -123,13 +122,15 @@ class LocalComm(Comm):
                         f"rank {world} another name, home, size or dtype"
                     )
             places = [place for place, *_ in wishes if place]
-            if (
-                places
-            ):  # or else the one who should have made it was lost, as all see alike: once more
+            # None: the one who should have made it was lost, as all see alike. Once more.
+            if places:
                 homes[name] = places[0]
                 return LocalShared(
                     self._seat, homes[name], name, like, ranks, self.rank, self.meter
                 )
+
+    def _in_world(self, rank: int) -> int:
+        return self._group.ranks[rank]
 
     # --- collectives ------------------------------------------------------------------------------
 
@@ -163,9 +164,8 @@ class LocalComm(Comm):
         start, end = (elements * (self.rank + k) // reducers for k in (0, 1))
         for low in range(start, end, CHUNK_ELEMENTS):
             chunks = [part[low : min(low + CHUNK_ELEMENTS, end)] for part in parts]
-            reduce_in_rank_order(
-                chunks, op, out=chunks[0]
-            )  # the first is wanted, or nobody's any more
+            # The first is wanted, or nobody's any more.
+            reduce_in_rank_order(chunks, op, out=chunks[0])
             for rank in range(1, self.size):
                 if wanted[rank]:
                     chunks[rank].copy_(chunks[0])
@@ -188,9 +188,8 @@ class LocalComm(Comm):
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = "broadcast"
-        self._enter(
-            call, root, tensor, stage=self.rank == root
-        )  # nobody reads what the others bring
+        # Nobody reads what the others bring.
+        self._enter(call, root, tensor, stage=self.rank == root)
         came = self._await_all(call)
         if root not in came:
             raise self._seat.board.loss(self._group.ranks[root])
@@ -236,9 +235,8 @@ class LocalComm(Comm):
             lambda: bool(table[:, SEQ].min() >= seq) or self._rest_came(table, seq), call
         )
         came = self._who_came(table, seq)
-        agreed = (
-            ELEMENTS if call == "all_gather" else OFFSET
-        )  # all_gather takes tensors of different sizes
+        # all_gather takes tensors of different sizes.
+        agreed = ELEMENTS if call == "all_gather" else OFFSET
         calls = table[:, OP:agreed] if came is self._everyone else table[came, OP:agreed]
         if (calls != calls[0]).any():
             rank = came[int((calls != calls[0]).any(axis=1).argmax())]
@@ -314,7 +312,8 @@ class LocalComm(Comm):
         dtype, elements, offset = map(int, channel[DTYPE : OFFSET + 1])
         if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
             raise MismatchError(
-                f"rank {world} sent {elements} × {DTYPES[dtype]}, rank {self._seat.rank} expected {signature(tensor)}"
+                f"rank {world} sent {elements} × {DTYPES[dtype]}, "
+                f"rank {self._seat.rank} expected {signature(tensor)}"
             )
         tensor.copy_(self._seat.arena.tensor(offset, elements, tensor.dtype).view(tensor.shape))
         channel[TAKEN] = channel[SEQ]

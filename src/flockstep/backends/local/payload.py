@@ -36,9 +36,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             buffer = pickle.PickleBuffer(elements.data)
             return _rebuild_tensor, (buffer, obj.dtype, tuple(obj.shape), obj.requires_grad)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
-            return importlib.import_module, (
-                obj.__name__,
-            )  # cloudpickle knows plain modules, not torch.backends
+            # Cloudpickle knows plain modules, not torch.backends.
+            return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
 

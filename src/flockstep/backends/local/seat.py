@@ -22,6 +22,7 @@ import numpy as np
 
 from flockstep.backends.base import lost_worker, source_line
 from flockstep.backends.local.arena import Arena
+from flockstep.comm import Meter
 from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
@@ -58,9 +59,8 @@ class Board:
     def loss(self, rank: int, first_rank: int = 0) -> WorkerLost:
         """The error for a worker that is lost."""
         row = self.rows[rank]
-        began = [
-            began for began in self.rows[:, BEGAN].tolist() if began
-        ]  # none: lost before the clock started
+        # Empty if this one was lost before the clock started.
+        began = [began for began in self.rows[:, BEGAN].tolist() if began]
         seconds = max(0, int(row[MISSED_AT]) - min(began)) / 1e9 if began else 0.0
         return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds)
 
@@ -100,6 +100,7 @@ class Seat:
         self.arena = arena
         self.board = board
         self.rank = rank
+        self.meter = Meter()
         self.status = board.rows[rank]
         self._states = board.rows[:, STATE]
         self._ears = [ear for ear, _ in bells.pipes]
@@ -114,14 +115,14 @@ class Seat:
         """
         if is_ready():
             return
+        began = time.monotonic()
         status = self.status
         status[WAITS] += 1
         status[STATE] = WAITING
         timeout = 0
         while True:
-            rung = self._poll.poll(
-                timeout
-            )  # a system call: what is written above is seen before what is read below
+            # A system call: what is written above is seen before what is read below.
+            rung = self._poll.poll(timeout)
             if rung:
                 self._drain()
             if is_ready():
@@ -133,12 +134,12 @@ class Seat:
             timeout = LOOK_MILLISECONDS
         status[STATE] = RUNNING
         status[LOOKS] = 0
+        self.meter.waited(time.monotonic() - began)
 
     def ring(self, ranks: Iterable[int]) -> None:
         """Wake those of `ranks` that sleep. Call it after writing what they wait for."""
-        with (
-            self._fence
-        ):  # taking a lock is a memory fence: the write comes before the look at who sleeps
+        # Taking a lock is a memory fence: the write comes before the look at who sleeps.
+        with self._fence:
             sleeping = self._states == WAITING
         for rank in ranks:
             if sleeping[rank] and rank != self.rank:

@@ -34,7 +34,8 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(bell)
     gc.enable()
-    gc.freeze()  # the collector need not touch, and so copy, the pages that workers share with this process
+    # The collector need not touch, and so copy, the pages that workers share with this process.
+    gc.freeze()
     Server(socket.socket(fileno=descriptor), alarm).serve()
 
 
@@ -96,7 +97,8 @@ class Server:
             os.close(self._alarm)
             work(Arena(*descriptors), bells, orders, rank)
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001
+            # Nothing may climb up into the server's loop, of which this is a copy.
             traceback.print_exc()
         finally:
             try:

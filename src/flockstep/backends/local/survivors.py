@@ -27,14 +27,14 @@ from flockstep.backends.local.comm import (
     LocalComm,
 )
 from flockstep.backends.local.seat import Seat
-from flockstep.comm import REDUCTIONS, Meter, reduce_in_rank_order
+from flockstep.comm import REDUCTIONS, Clock, Meter, reduce_in_rank_order
 
 
 class SurvivingComm(LocalComm):
     """A worker process's handle on those of its group that are still there."""
 
-    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, began: float) -> None:
-        super().__init__(seat, group, seed, meter, began)
+    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, clock: Clock) -> None:
+        super().__init__(seat, group, seed, meter, clock)
         self._worlds = np.array(group.ranks)
 
     @property
@@ -47,9 +47,8 @@ class SurvivingComm(LocalComm):
         return missed
 
     def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
-        is_lost = (
-            self._missed() != 0
-        )  # first: the word of one who is lost, read after this, is its last
+        # First: the word of one who is lost, read after this, is its last.
+        is_lost = self._missed() != 0
         return bool((is_lost | (table[:, SEQ] >= seq)).all())
 
     def _who_came(self, table: NDArray[np.int64], seq: int) -> Sequence[int]:

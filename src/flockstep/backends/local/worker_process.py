@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from flockstep.backends.base import Stopped, stream_seed
+from flockstep.backends.base import Stopped
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
@@ -29,8 +29,9 @@ from flockstep.backends.local.seat import (
     Seat,
 )
 from flockstep.backends.local.survivors import SurvivingComm
-from flockstep.comm import Meter
+from flockstep.comm import Clock
 from flockstep.errors import FlockstepError, WorkerError, worker_error
+from flockstep.randomness import seed_torch
 
 PR_SET_PDEATHSIG = 1
 
@@ -59,9 +60,8 @@ class Outcome:
 
 def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
     """Run the program as worker `rank` and leave its outcome in the arena."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the launcher, which stops its workers
+    # Ctrl-C reaches the launcher, which stops its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     _die_with_parent()
     _print_whole_lines()
@@ -77,19 +77,22 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
 
 def _run(seat: Seat, orders: Orders) -> Outcome:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // orders.workers))
-    torch.manual_seed(stream_seed(orders.seed, orders.first_rank + seat.rank))
+    seed_torch(orders.seed, orders.first_rank + seat.rank)
     try:
         program = payload.load_private(seat.arena, orders.program)
         group = Group(seat, orders.group, tuple(range(orders.workers)))
         kind = SurvivingComm if orders.on_failure == "continue" else LocalComm
-        comm = kind(seat, group, orders.seed, Meter(), began=0.0)
-        comm.barrier()  # the clock starts when all are there
-        comm.start_clock(time.monotonic())
+        comm = kind(seat, group, orders.seed, seat.meter, Clock())
+        with comm.unmetered():
+            comm.barrier()  # the clock starts when all are there
+        comm.clock.start()
+        seat.meter.clock = comm.now
         seat.status[BEGAN] = time.monotonic_ns()
         return Outcome(program(comm))
     except Stopped:
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
+        # Whatever ended the program is the launcher's to raise.
         return Outcome(error=error, trace=traceback.format_exc())
 
 
@@ -97,11 +100,11 @@ def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
     try:
         place = payload.store(arena, outcome)
         if outcome.error is not None:
-            payload.load_copy(
-                arena, place
-            )  # many exceptions go into a pickle and do not come out again
+            # Many exceptions go into a pickle and do not come out again.
+            payload.load_copy(arena, place)
         return place
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
+        # Pickle raises whatever the objects it meets raise.
         if outcome.error is None:
             sent: FlockstepError = FlockstepError(
                 f"rank {rank} cannot send what its program returned: {error}"

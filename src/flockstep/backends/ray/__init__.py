@@ -32,10 +32,13 @@ class Ray(Backend):
     launch. To launch often, keep it and its idle workers: `with fs.Ray() as kept:
     fs.launch(program, 4, backend=kept)`.
 
-    Fields: placement: "pack" puts workers on few hosts, "spread" on many. household: this many
-        neighbouring ranks always share a host; the placement is that of the households. resources:
-        what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told. homes: how
-        many actors hold the parts of shared tensors; by default one on each host, and two at least.
+    Fields:
+        placement: "pack" puts workers on few hosts, "spread" on many.
+        household: this many neighbouring ranks always share a host; the placement is that of the
+            households.
+        resources: what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told.
+        homes: how many actors hold the parts of shared tensors; by default one on each host, and
+            two at least.
     """
 
     def __init__(

@@ -119,8 +119,9 @@ class Crew:
         self._groups.append(group)
         if not group.wait(self._room_seconds):
             raise FlockstepError(
-                f"Ray has no room for {count} workers with {dict(self._resources)} each, {self._household} to a host, "
-                f"within {self._room_seconds:g} s; all hosts together have {ray.cluster_resources()}"
+                f"Ray has no room for {count} workers with {dict(self._resources)} each, "
+                f"{self._household} to a host, within {self._room_seconds:g} s; "
+                f"all hosts together have {ray.cluster_resources()}"
             )
         self._seats += [
             Seat(group, bundle) for bundle in range(households) for _ in range(self._household)

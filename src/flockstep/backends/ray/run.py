@@ -23,9 +23,8 @@ from flockstep.backends.ray.parcel import pack, unpack
 from flockstep.errors import FlockstepError, worker_error
 
 LOOK_SECONDS = 0.05
-UNWIND_SECONDS = (
-    1.0  # for workers that are asked to stop, before they are killed: others take long to start
-)
+# For workers that are asked to stop, before they are killed: others take long to start.
+UNWIND_SECONDS = 1.0
 
 
 class Run:
@@ -36,9 +35,8 @@ class Run:
         self._launch = launch
         self._coordinator = Coordinator(launch.workers, launch.on_failure)
         self._results: list[Any] = [None] * launch.workers
-        self._ranks: dict[
-            Any, int
-        ] = {}  # of the workers that have not ended, by the reference to their outcome
+        # Of the workers that have not ended, by the reference to their outcome.
+        self._ranks: dict[Any, int] = {}
         self._outputs: list[Any] = []
         self._stack = ExitStack()
 
@@ -120,7 +118,8 @@ class Run:
             return
         try:
             outcome: Outcome = unpack(parcel)
-        except Exception as unreadable:
+        except Exception as unreadable:  # noqa: BLE001
+            # Whatever the objects in the pickle raise.
             error = FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}")
             error.__cause__ = unreadable
             self._coordinator.fail(error)

@@ -55,9 +55,8 @@ class Session:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.address = LOOPBACK  # of this process, for workers to reach it by
-        self.room_seconds = (
-            5.0  # for workers to find room: nothing can be added to a cluster of one machine
-        )
+        # For workers to find room: nothing can be added to a cluster of one machine.
+        self.room_seconds = 5.0
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
@@ -160,7 +159,8 @@ def _quiet(stack: ExitStack) -> Iterator[None]:
         stack.callback(signal.signal, signal.SIGTERM, before)
     stack.callback(worker.shutdown)
     yield
-    if is_main:  # Ray has taken SIGTERM over. Where it would have killed, it now ends the launch in good order.
+    # Ray has taken SIGTERM over. Where it would have killed, it now ends the launch in good order.
+    if is_main:
         signal.signal(signal.SIGTERM, _exit if before is signal.SIG_DFL else before)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import ray
 
-from flockstep.backends.base import Stopped, stream_seed
+from flockstep.backends.base import Stopped
 from flockstep.backends.cluster import Ticket, work
 from flockstep.backends.local.worker_process import Outcome
 from flockstep.backends.ray.parcel import Parcel, pack, unpack
 from flockstep.errors import FlockstepError, WorkerError, worker_error
+from flockstep.randomness import seed_torch
 
 STDOUT, STDERR = STREAMS = ("stdout", "stderr")
 Printed = tuple[str, str]
@@ -45,9 +46,8 @@ class WorkerActor:
     """
 
     def __init__(self) -> None:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C reaches the launcher, which stops its workers
+        # Ctrl-C reaches the launcher, which stops its workers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._printed: queue.SimpleQueue[Printed | None] = queue.SimpleQueue()
         # Torch loads this when the first optimizer is made, which no program should have to wait
         # for.
@@ -79,12 +79,13 @@ def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcom
     from flockstep.backends.ray.shared import maker_of_shared
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
-    torch.manual_seed(stream_seed(ticket.seed, ticket.rank))
+    seed_torch(ticket.seed, ticket.rank)
     try:
         return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))
     except Stopped:
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
+        # Whatever ended the program is the launcher's to raise.
         return Outcome(error=error, trace=traceback.format_exc())
 
 
@@ -94,7 +95,8 @@ def _packed(outcome: Outcome, rank: int) -> Parcel:
         if outcome.error is not None:
             unpack(parcel)  # many exceptions go into a pickle and do not come out again
         return parcel
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
+        # Pickle raises whatever the objects it meets raise.
         if outcome.error is None:
             sent: FlockstepError = FlockstepError(
                 f"rank {rank} cannot send what its program returned: {error}"

@@ -8,16 +8,15 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from flockstep.backends.base import Backend, Launch
+from flockstep.backends.base import Backend, Launch, Program
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
-from flockstep.backends.sim.randomness import RandomStreams
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
-from flockstep.comm import Meter
+from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.errors import worker_error
 from flockstep.fields import require_integer
 from flockstep.network import PRESETS, Network
@@ -30,6 +29,8 @@ PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as 
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core)."""
 
+    is_virtual: ClassVar[bool] = True
+
     network: Network = PRESETS["lan-1g"]
     compute: Compute = field(default_factory=Compute)
     lanes: int | None = None
@@ -39,7 +40,7 @@ class Simulator(Backend):
             require_integer("lanes", self.lanes, 1)
 
     def run(self, launch: Launch) -> list[Any]:
-        simulation = _Simulation(self, launch)
+        simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
         # One intra-op thread a worker: results must not depend on how many lanes there are.
         torch.set_num_threads(1)
@@ -50,19 +51,29 @@ class Simulator(Backend):
             torch.set_rng_state(random_before)
 
 
+def run_aside(program: Program, workers: int, seed: int = 0) -> list[Any]:
+    """Run `program` on simulated workers one after the other, beside whatever else goes on.
+
+    Also from within a simulated worker: torch's random stream is left alone, so the program must
+    not draw from it.
+    """
+    backend = Simulator(PRESETS["ideal"], lanes=1)
+    return _Simulation(backend, Launch(program, workers, seed), LeftAlone()).run()
+
+
 class _Simulation:
     """One run: its threads, their results, the first failure."""
 
-    def __init__(self, backend: Simulator, launch: Launch) -> None:
+    def __init__(
+        self, backend: Simulator, launch: Launch, streams: TorchStates | LeftAlone
+    ) -> None:
         workers, seed = launch.workers, launch.seed
         cores = (
             len(os.sched_getaffinity(0))
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        self._scheduler = Scheduler(
-            workers, min(backend.lanes or cores, workers), RandomStreams(seed, workers)
-        )
+        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), streams)
         self._program = launch.program
         self._watch = launch.watch
         self._results: list[Any] = [None] * workers
@@ -77,7 +88,7 @@ class _Simulation:
                 seed,
                 backend.network,
                 backend.compute.stopwatch(seed, rank),
-                Meter(),
+                self._scheduler.slots[rank].meter,
             )
             for rank in ranks
         ]
@@ -94,9 +105,8 @@ class _Simulation:
             while not scheduler.finished.wait(LOOK_SECONDS) and scheduler.error is None:
                 if watch:
                     watch([slot.steps for slot in scheduler.slots])
-        except (
-            BaseException
-        ) as error:  # Ctrl-C, or the watcher failed: the workers must not go on alone
+        except BaseException as error:
+            # Ctrl-C, or the watcher failed: the workers must not go on alone.
             scheduler.fail(error)
             raise
         finally:
@@ -125,7 +135,8 @@ class _Simulation:
             scheduler.begin(slot)
             comm.start_stopwatch()
             self._results[slot.rank] = self._program(comm)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001
+            # Whatever ended the program ends the run, which raises it.
             error = raised
             if scheduler.error is None and not isinstance(raised, Cancelled):
                 self._failed_rank = slot.rank

@@ -75,6 +75,8 @@ class Group:
 class SimComm(Comm):
     """A simulated worker's handle on its group."""
 
+    is_virtual = True
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -104,22 +106,33 @@ class SimComm(Comm):
         self._stopwatch.start()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        self.meter.steps += seconds is None
         ticks = to_ticks(self._stopwatch.step_seconds(times) if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
 
+    def in_order(self, act: Callable[[], None]) -> None:
+        def apply() -> int:
+            act()
+            return self._slot.clock
+
+        self._scheduler.ordered(self._slot, "looking at the run", apply)
+
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
-        slot = self._slot
+        slot, meter = self._slot, self.meter
         began = end = slot.clock
         slot.is_in_background = True
 
         def wait() -> None:
-            slot.clock = max(slot.clock, end)
+            with meter.call("wait for the background"):
+                slot.clock = max(slot.clock, end)
 
-        try:
-            yield wait
-        finally:
-            end, slot.clock, slot.is_in_background = slot.clock, began, False
+        # One call without length, of which those inside are parts: their time is not this worker's.
+        with meter.call("in the background"):
+            try:
+                yield wait
+            finally:
+                end, slot.clock, slot.is_in_background = slot.clock, began, False
 
     # --- groups and shared tensors ----------------------------------------------------------------
 
@@ -135,7 +148,8 @@ class SimComm(Comm):
                 groups[each] = Group(ranks, self._network.between(ranks))
             return groups
 
-        group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
+        with self.meter.call("split"):
+            group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
         rank = group.ranks.index(self._slot.rank)
         return SimComm(
             self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
@@ -176,7 +190,8 @@ class SimComm(Comm):
         for rank, other in group.arrivals.items():
             if other.call != mine.call:
                 raise MismatchError(
-                    f"rank {group.ranks[rank]} called {other.call}, rank {mine.slot.rank} called {mine.call}"
+                    f"rank {group.ranks[rank]} called {other.call}, "
+                    f"rank {mine.slot.rank} called {mine.call}"
                 )
         group.arrivals[self.rank] = mine
         if len(group.arrivals) < self.size:
@@ -185,10 +200,13 @@ class SimComm(Comm):
         group.arrivals.clear()
         outcome = mine.settle([each.tensor for each in arrivals])
         largest = max(each.tensor.nbytes for each in arrivals)
-        end = max(each.slot.clock for each in arrivals) + to_ticks(mine.seconds(largest))
+        cost = to_ticks(mine.seconds(largest))
+        end = max(each.slot.clock for each in arrivals) + cost
         for rank, each in enumerate(arrivals):
             group.outcomes[rank] = outcome
-            self._scheduler.wake(each.slot, end)
+            each.slot.meter.sent(cost)
+            # What is not counted takes no time, not even that of waiting for each other.
+            self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         def settle(parts: list[Tensor]) -> Tensor:
@@ -276,7 +294,9 @@ class SimComm(Comm):
         sleep until then.
         """
         slot = message.slot
-        slot.clock = max(slot.clock, channel.taken_at) + message.ticks
+        slot.meter.sent(message.ticks)
+        if not slot.meter.paused:  # what is not counted takes no time, not even that of waiting
+            slot.clock = max(slot.clock, channel.taken_at) + message.ticks
         channel.on_its_way = message.tensor.clone(), slot.clock
 
     def _hand_over(self, channel: Channel) -> None:
@@ -286,8 +306,11 @@ class SimComm(Comm):
         channel.on_its_way = channel.waiting = None
         self._require_alike(channel.sender, tensor, channel.receiver, out)
         out.copy_(tensor.reshape(out.shape))
-        channel.taken_at = max(slot.clock, arrival)
-        self._scheduler.wake(slot, channel.taken_at)
+        if slot.meter.paused:
+            self._scheduler.wake(slot, slot.clock)
+        else:
+            channel.taken_at = max(slot.clock, arrival)
+            self._scheduler.wake(slot, channel.taken_at)
 
     def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
         group, slot = self._group, self._slot
@@ -301,9 +324,11 @@ class SimComm(Comm):
             self._require_alike(peer, theirs, self.rank, tensor)
             out.copy_(tensor.reshape(out.shape))
             received.copy_(theirs.reshape(received.shape))
-            end = max(slot.clock, other.clock) + self._message_ticks(tensor, peer)
-            self._scheduler.wake(slot, end)
-            self._scheduler.wake(other, end)
+            cost = self._message_ticks(tensor, peer)
+            end = max(slot.clock, other.clock) + cost
+            for each in (slot, other):
+                each.meter.sent(cost)
+                self._scheduler.wake(each, end)
 
         self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
         return received
@@ -314,11 +339,15 @@ class SimComm(Comm):
         link = self._network.between((self._slot.rank, self._group.ranks[peer]))
         return to_ticks(costs.message_seconds(link, tensor.nbytes))
 
+    def _in_world(self, rank: int) -> int:
+        return self._group.ranks[rank]
+
     def _require_alike(self, sender: int, sent: Tensor, receiver: int, expected: Tensor) -> None:
         if signature(sent) != signature(expected):
             ranks = self._group.ranks
             raise MismatchError(
-                f"rank {ranks[sender]} sent {signature(sent)}, rank {ranks[receiver]} expected {signature(expected)}"
+                f"rank {ranks[sender]} sent {signature(sent)}, "
+                f"rank {ranks[receiver]} expected {signature(expected)}"
             )
 
 

@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from flockstep.fields import require, require_integer, require_number
+from flockstep.randomness import Purpose, numpy_stream
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Compute:
     `jitter` is the standard deviation of the logarithm; its draws depend on (seed, rank) alone.
 
         fs.Compute(seconds=0.02, jitter=0.1, slow={3: 2.0})   # rank 3 takes twice as long
-        fs.Compute.measured()                                 # the real CPU time of each step: not repeatable
+        fs.Compute.measured()                                 # each step's CPU time: not repeatable
     """
 
     seconds: float = 0.01
@@ -57,7 +56,7 @@ class Stopwatch:
     def __init__(self, compute: Compute, seed: int, rank: int) -> None:
         self._compute = compute
         self._seconds = compute.seconds * compute.slow.get(rank, 1.0)
-        self._random = np.random.default_rng([seed, rank, 0x5EC0]) if compute.jitter else None
+        self._random = numpy_stream(Purpose.STEP_SECONDS, seed, rank) if compute.jitter else None
         self._mark = 0.0
 
     def start(self) -> None:

@@ -6,14 +6,12 @@ call runs `_advance` under the mutex, which opens the gates of those who may go 
 calls exist:
 
 - *ordered* calls touch state that anybody may touch (shared tensors). They are applied strictly in
-  the order of
-  (virtual time, rank): a call waits until no other worker can still come before it. A worker that
-  runs, or may run, can make no call earlier than its own clock, so its clock bounds what may be
-  applied.
+  the order of (virtual time, rank): a call waits until no other worker can still come before it. A
+  worker that runs, or may run, can make no call earlier than its own clock, so its clock bounds
+  what may be applied.
 - *meeting* calls (collectives, messages) touch only the tensors of those who take part, all of whom
-  sleep. They are
-  settled as soon as the last of them arrives; the virtual time of the outcome follows from the
-  clocks alone.
+  sleep. They are settled as soon as the last of them arrives; the virtual time of the outcome
+  follows from the clocks alone.
 
 So the outcome depends on clocks and ranks, never on how threads were scheduled or how many lanes
 there are. Time is counted in whole attoseconds: sums are exact, and ties are ties."""
@@ -27,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flockstep.backends.base import describe_deadlock, source_line
-from flockstep.backends.sim.randomness import RandomStreams
+from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
+from flockstep.comm import Meter
 from flockstep.errors import DeadlockError, FlockstepError
 
 TICKS_PER_SECOND = 10**18
@@ -54,15 +53,17 @@ class Slot:
     thread: threading.Thread | None = None
     is_in_background: bool = False  # its clock will go back to when that began
     is_interruptible: bool = True  # False when the thread is on its way out by itself
+    meter: Meter = field(init=False, repr=False)  # told what a transfer costs; the rest is waiting
 
     def __post_init__(self) -> None:
         self.gate.acquire()
+        self.meter = Meter(lambda: self.clock, TICKS_PER_SECOND, is_virtual=True)
 
 
 class Scheduler:
     """Runs at most `lanes` workers at a time, in an order that virtual time alone decides."""
 
-    def __init__(self, workers: int, lanes: int, streams: RandomStreams) -> None:
+    def __init__(self, workers: int, lanes: int, streams: TorchStates | LeftAlone) -> None:
         self.slots = [Slot(rank) for rank in range(workers)]
         self.mutex = threading.RLock()
         self.error: BaseException | None = None
@@ -71,9 +72,8 @@ class Scheduler:
         self._streams = streams
         self._running: set[Slot] = set()
         self._ready: list[tuple[int, int]] = []  # heap of (clock, rank)
-        self._ordered: list[
-            tuple[int, int, Callable[[], int | None]]
-        ] = []  # heap; one entry a worker at most
+        # Heap; one entry a worker at most.
+        self._ordered: list[tuple[int, int, Callable[[], int | None]]] = []
         self._unfinished = workers
 
     # --- called by workers, on their own threads --------------------------------------------------

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import torch
 
-from flockstep.backends.base import stream_seed
 from flockstep.errors import FlockstepError
+from flockstep.randomness import Purpose, torch_stream
 
 
-class RandomStreams:
+class TorchStates:
     """The random state of every worker, and whether they may run side by side."""
 
     def __init__(self, seed: int, workers: int) -> None:
-        seeds = (stream_seed(seed, rank) for rank in range(workers))
-        self._states = [torch.Generator().manual_seed(one).get_state() for one in seeds]
+        self._states = [
+            torch_stream(Purpose.WORKER, seed, rank).get_state() for rank in range(workers)
+        ]
         self._somebody_draws = False
         self._resting: torch.Tensor | None = None  # the global state while lanes are open
 
@@ -39,8 +40,9 @@ class RandomStreams:
             self._states[rank] = torch.get_rng_state()
         elif not torch.equal(torch.get_rng_state(), self._resting):
             raise FlockstepError(
-                f"rank {rank}, or a worker beside it, drew from torch's global generator for the first time after its "
-                "first step; workers side by side cannot do that repeatably: run with lanes=1"
+                f"rank {rank}, or a worker beside it, drew from torch's global generator "
+                "for the first time after its first step; "
+                "workers side by side cannot do that repeatably: run with lanes=1"
             )
 
     def first_step_done(self, rank: int) -> None:
@@ -52,3 +54,17 @@ class RandomStreams:
         """From now on workers may run side by side, if none of them draws."""
         if not self._somebody_draws:
             self._resting = torch.get_rng_state()
+
+
+class LeftAlone:
+    """For programs that do not draw: torch's generator is left alone, whoever uses it meanwhile."""
+
+    lanes_are_open = False
+
+    def enter(self, rank: int) -> None: ...
+
+    def leave(self, rank: int) -> None: ...
+
+    def first_step_done(self, rank: int) -> None: ...
+
+    def open_lanes(self) -> None: ...

@@ -1,0 +1,105 @@
+"""Where every random number comes from.
+
+A stream is named by what it is for, the run's seed, and numbers such as the worker's rank. Two
+names never stand for the same stream, and no other module makes a generator or seeds one. What
+must be alike on all workers simply has no rank in its name.
+
+    numpy_stream(Purpose.SAMPLE_ORDER, seed, rank, epoch).permutation(samples)
+    torch_stream(Purpose.SWARM, seed, rank)
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, unique
+
+import numpy as np
+import torch
+
+from flockstep.errors import InvalidField
+from flockstep.fields import require_integer
+
+SEEDS = 2**63  # below that they are numbers for torch and fit into a word everywhere
+
+WORD = 2**32
+MERSENNE_WORDS = 624
+MERSENNE_START = 24  # bytes before these words in the state of torch's generator
+
+
+@unique
+class Purpose(IntEnum):
+    """What is drawn, and behind the seed the numbers that name its stream.
+
+    The number of a purpose is part of the name of its streams: a new purpose takes a new one.
+    """
+
+    WORKER = 1  # rank: torch's global generator, for models, dropout and the user's own draws
+    STEP_SECONDS = 2  # rank: the simulator's jitter
+    ASSIGNMENT = 3  # epoch: which samples go to whom; 0 unless they are dealt anew every epoch
+    SAMPLE_ORDER = 4  # rank, epoch: in which order a worker goes through its samples
+    AUGMENTATION = 5  # rank, epoch, place of the batch in it
+    ROUNDING = 6  # rank: QSGD
+    PLACES = 7  # message: RandomK
+    FACTORS = 8  # PowerSGD's first ones
+    GOSSIP = 9  # rank: when GoSGD sends, and to whom
+    NEIGHBOUR = 10  # rank: with whom ADPSGD averages
+    SWARM = 11  # rank: r1 and r2 of PSOPS
+    REPRESENTATIVE = 12  # group: who pulls for its group in EAWild
+    VALIDATION = 13  # which samples a task holds out; seed 0, the same in every run
+
+
+def require_seed(seed: int) -> None:
+    """A whole number of at least 0 and below 2⁶³."""
+    require_integer("seed", seed, 0)
+    if seed >= SEEDS:
+        raise InvalidField(f"'seed' must be below 2**63 (got {seed!r})")
+
+
+def stream_seed(purpose: Purpose, seed: int, *numbers: int) -> int:
+    """64 bits for whoever can take no more than a seed."""
+    return _first_word(_sequence(purpose, seed, numbers))
+
+
+def numpy_stream(purpose: Purpose, seed: int, *numbers: int) -> np.random.Generator:
+    return np.random.default_rng(_sequence(purpose, seed, numbers))
+
+
+def torch_stream(purpose: Purpose, seed: int, *numbers: int) -> torch.Generator:
+    """A generator of the CPU.
+
+    Torch uses 32 bits of a seed: two seeds that are 2³² apart draw alike, and among 77,000 streams
+    two probably would. So all words of its state are set.
+    """
+    sequence = _sequence(purpose, seed, numbers)
+    generator = torch.Generator().manual_seed(_first_word(sequence))
+    state = generator.get_state()
+    words = torch.from_numpy(sequence.generate_state(MERSENNE_WORDS).astype(np.int64))
+    state[MERSENNE_START:][: words.nbytes] = words.view(torch.uint8)
+    return generator.set_state(state)
+
+
+def seed_torch(seed: int, rank: int) -> None:
+    """Give torch's global generators the stream of a worker that is alone in its process."""
+    torch.manual_seed(stream_seed(Purpose.WORKER, seed, rank))  # those of all devices
+    torch.set_rng_state(torch_stream(Purpose.WORKER, seed, rank).get_state())
+
+
+def borrowed_stream() -> np.random.Generator:
+    """For a draw that belongs to no run: what torch's global generator draws next decides it."""
+    return np.random.default_rng(torch.randint(WORD, (4,)).tolist())
+
+
+def _sequence(purpose: Purpose, seed: int, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+    """Words that no other name has. Each number takes two of them, and how many there are comes
+    first, because numpy fills up with zeros: to it (1, 0) is (1), and 2³² is (0, 1).
+    """
+    words = [int(purpose), len(numbers)]
+    for number in (seed, *numbers):
+        high, low = divmod(number, WORD)
+        if not 0 <= high < WORD:
+            raise InvalidField(f"'number' must be at least 0 and below 2**64 (got {number!r})")
+        words += [low, high]
+    return np.random.SeedSequence(words)
+
+
+def _first_word(sequence: np.random.SeedSequence) -> int:
+    return int(sequence.generate_state(1, np.uint64)[0])
