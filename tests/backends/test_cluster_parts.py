@@ -533,13 +533,11 @@ def test_letters_arrive_once_in_order_and_nobody_waits_for_the_lost(chance, work
             doing, peer = waits[rank]
             assert peer in alive
             if doing == "receive":
-                assert (
-                    sent[peer, rank] == received[peer, rank]
-                )  # else there is something to receive
+                # Else there is something to receive.
+                assert sent[peer, rank] == received[peer, rank]
             else:
-                assert (
-                    sent[rank, peer] - 1 > received[rank, peer] or takes.get(peer) == rank
-                )  # one is under way
+                # One is under way.
+                assert sent[rank, peer] - 1 > received[rank, peer] or takes.get(peer) == rank
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -74,9 +74,8 @@ def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, b
             assert [batch.samples for batch in own] == [len(batch.data) for batch in own]
             assert [batch.ends_epoch for batch in own] == [False] * (steps - 1) + [True]
             drawn = seen(own)
-            assert (
-                len(drawn) - len(set(drawn)) <= 1
-            )  # at most one is seen again, to keep up with a larger share
+            # At most one is seen again, to keep up with a larger share.
+            assert len(drawn) - len(set(drawn)) <= 1
             shown += set(drawn)
         assert sorted(shown) == list(range(samples))
 
@@ -390,9 +389,8 @@ def test_augmentation_is_for_training_alone_and_repeats_when_resumed():
     data = fs.InMemory(torch.zeros(12), torch.arange(12), augment=noisy)
     made = batches.plan(data, 4, 2, fs.Disjoint(), None, workers=1, rank=0, seed=0)
     whole = [batch.data[0].tolist() for batch in made.batches(0, first_pass=0)]
-    assert (
-        len({value for batch in whole for value in batch}) == 24
-    )  # other noise for every sample in every epoch
+    # Other noise for every sample in every epoch.
+    assert len({value for batch in whole for value in batch}) == 24
     assert [batch.data[0].tolist() for batch in made.batches(4, first_pass=0)] == whole[4:]
     assert all(batch[0].eq(0).all() for batch, _ in in_order(data, 5))
     other_rank = batches.plan(data, 4, 2, fs.FullOverlap(), None, workers=2, rank=1, seed=0)
@@ -476,9 +474,8 @@ def test_a_larger_batch_takes_longer_in_the_simulator():
         )
 
     plain, grown = run(10), run(fs.BatchGrowth(10, at=(0.5,), factor=4))
-    assert plain.metrics["seconds"] == pytest.approx(
-        0.5 * 2 * 48, abs=0.01
-    )  # the rest: the final choice of a model
+    # The rest: the final choice of a model.
+    assert plain.metrics["seconds"] == pytest.approx(0.5 * 2 * 48, abs=0.01)
     assert grown.metrics["steps"] == 48 + 12
     assert grown.metrics["seconds"] == pytest.approx(0.5 * 48 + 2.0 * 12, abs=0.01)
     assert grown.metrics["samples"] == plain.metrics["samples"] == 2 * 1437

@@ -259,9 +259,8 @@ def test_text_is_cut_into_windows_whose_targets_are_one_character_on(tmp_path, c
     cut = len(TEXT) * 9 // 10
     for part, text in zip(parts, (TEXT[:cut], TEXT[cut:]), strict=True):
         x, y = part.tensors
-        assert (
-            x.shape == y.shape == ((len(text) - 1) // context, context)
-        )  # only what fills no window is dropped
+        # Only what fills no window is dropped.
+        assert x.shape == y.shape == ((len(text) - 1) // context, context)
         assert "".join(SHAKESPEARE_ALPHABET[token] for token in x.flatten()) == text[: x.numel()]
         assert (
             "".join(SHAKESPEARE_ALPHABET[token] for token in y.flatten()) == text[1 : y.numel() + 1]

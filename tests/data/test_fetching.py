@@ -54,10 +54,8 @@ from flockstep.errors import DataError
 CONTENT = os.urandom(200_000)
 OTHER = os.urandom(200_000)
 HALF = 70_000
-QUICK = {
-    "timeout": 20,
-    "pause_seconds": 0.01,
-}  # nothing but a stall takes the time, even on a busy machine
+# Nothing but a stall takes the time, even on a busy machine.
+QUICK = {"timeout": 20, "pause_seconds": 0.01}
 
 Serve = Callable[..., Mirror]
 
@@ -214,12 +212,8 @@ def test_when_all_mirrors_fail_one_line_says_what_happened_at_each(serve, tmp_pa
             strict=True,
         )
     )
-    assert [len(mirror.asked) for mirror in mirrors] == [
-        1,
-        1,
-        3,
-        1,
-    ]  # only what may pass is tried again
+    # Only what may pass is tried again.
+    assert [len(mirror.asked) for mirror in mirrors] == [1, 1, 3, 1]
     assert state(tmp_path) == {}
 
 
