@@ -99,7 +99,8 @@ def _measure(benchmarks: list[Benchmark], repeats: int | None) -> tuple[list[Out
     progress = Console(stderr=True, highlight=False)
     if os.getloadavg()[0] > BUSY_LOAD:
         progress.print(
-            f"The machine is busy (load {os.getloadavg()[0]:.1f}): ratios that need free cores suffer."
+            f"The machine is busy (load {os.getloadavg()[0]:.1f}): ratios that need free cores "
+            "suffer."
         )
     outcomes: list[Outcome] = []
     crashed: set[str] = set()
@@ -108,7 +109,7 @@ def _measure(benchmarks: list[Benchmark], repeats: int | None) -> tuple[list[Out
         progress.print(f"benchmark {number} of {len(benchmarks)}: {', '.join(names)}")
         try:
             outcomes += run(benchmark, repeats or benchmark.repeats, progress.print)
-        except Exception:
+        except Exception:  # noqa: BLE001  the other benchmarks run on; the exit code tells
             traceback.print_exc()
             crashed.update(names)
     return outcomes, crashed

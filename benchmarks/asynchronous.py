@@ -73,7 +73,8 @@ BENCHMARKS = (
         [
             Case(
                 "asynchronous",
-                "updates per second of EAWild on 4 processes against EASGD in turns (LeNet-5, batch 32)",
+                "updates per second of EAWild on 4 processes against EASGD in turns (LeNet-5, "
+                "batch 32)",
                 bound=1.0,
                 figure_unit="updates/s",
             ),

@@ -54,7 +54,8 @@ BENCHMARKS = (
         [
             Case(
                 f"codec_{codec.name}",
-                f"{codec!r}: encode 11,100,000 floats and add the message to a tensor, against one copy-and-add pass",
+                f"{codec!r}: encode 11,100,000 floats and add the message to a tensor, against one "
+                "copy-and-add pass",
                 bound=bound,
                 figure_unit="ms",
                 lower_is_better=True,

@@ -114,7 +114,8 @@ BENCHMARKS = (
         [
             Case(
                 "batches",
-                f"a shuffled epoch of MNIST in batches of {BATCH}, samples/s against a DataLoader of ready tensors",
+                f"a shuffled epoch of MNIST in batches of {BATCH}, samples/s against a DataLoader "
+                "of ready tensors",
                 bound=5,
                 figure_unit="samples/s",
             )
@@ -126,7 +127,8 @@ BENCHMARKS = (
         [
             Case(
                 "augmentation",
-                f"pad, crop and flip of photographs in batches of {BATCH}, speed against one by one",
+                f"pad, crop and flip of photographs in batches of {BATCH}, speed against one by "
+                "one",
                 bound=5,
                 figure_unit="µs an image",
             )

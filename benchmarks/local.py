@@ -93,7 +93,8 @@ BENCHMARKS = (
         [
             Case(
                 f"all_reduce_{label}_{how}",
-                f"sum of {elements:,} floats over 8 processes, {how.replace('_', ' ')}, speed against gloo",
+                f"sum of {elements:,} floats over 8 processes, {how.replace('_', ' ')}, speed "
+                "against gloo",
                 bound=floor,
                 figure_unit="ms",
             )
@@ -109,7 +110,8 @@ BENCHMARKS = (
         [
             Case(
                 "launch",
-                "start and end of 8 workers that do nothing, speed against torch.multiprocessing.spawn",
+                "start and end of 8 workers that do nothing, speed against "
+                "torch.multiprocessing.spawn",
                 bound=2.0,
                 figure_unit="s",
             )
@@ -121,7 +123,8 @@ BENCHMARKS = (
         [
             Case(
                 "sync_sgd_vs_ddp",
-                "SyncSGD on 4 processes, speed against DistributedDataParallel with gloo (LeNet-5, batch 32)",
+                "SyncSGD on 4 processes, speed against DistributedDataParallel with gloo (LeNet-5, "
+                "batch 32)",
                 bound=1.3,
                 figure_unit="samples/s",
             )

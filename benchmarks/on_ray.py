@@ -44,7 +44,8 @@ BENCHMARKS = (
         [
             Case(
                 "ray_blend_11m",
-                f"blend of {ELEMENTS:,} shared floats on Ray, time against one ray.put and one ray.get of them",
+                f"blend of {ELEMENTS:,} shared floats on Ray, time against one ray.put and one "
+                "ray.get of them",
                 bound=2.0,
                 figure_unit="ms",
                 lower_is_better=True,

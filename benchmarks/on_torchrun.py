@@ -36,7 +36,8 @@ BENCHMARKS = (
         [
             Case(
                 "torchrun_sync_sgd_vs_ddp",
-                "SyncSGD under torchrun, speed against DistributedDataParallel with gloo on the same 4 processes",
+                "SyncSGD under torchrun, speed against DistributedDataParallel with gloo on the "
+                "same 4 processes",
                 bound=1.0,
                 figure_unit="samples/s",
             )

@@ -77,9 +77,10 @@ def markdown(outcomes: Sequence[Outcome], before: str, names: Sequence[str]) -> 
         [
             "# Benchmarks",
             "",
-            "Written by `python -m benchmarks --write`. Measured: the median over repeats, each of which",
-            "measures both sides back to back. Spread: the least and the most of them. Figures: the median",
-            "of each side. A run of some cases (`--only`) replaces their rows alone.",
+            "Written by `python -m benchmarks --write`. Measured: the median over repeats, each of",
+            "which measures both sides back to back. Spread: the least and the most of them.",
+            "Figures: the median of each side. A run of some cases (`--only`) replaces their rows",
+            "alone.",
             "",
             f"{conditions()}.",
             "",
@@ -117,7 +118,8 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def conditions() -> str:
     """On what the figures depend."""
-    return f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, Python {platform.python_version()}"
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def bound(case: Case) -> str:

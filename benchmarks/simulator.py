@@ -60,7 +60,8 @@ BENCHMARKS = (
         [
             Case(
                 "sim_one_lane",
-                "16 simulated workers in one lane, speed against a plain loop (LeNet-5, LocalSGD(8))",
+                "16 simulated workers in one lane, speed against a plain loop (LeNet-5, "
+                "LocalSGD(8))",
                 bound=0.9,
                 figure_unit="samples/s",
             )

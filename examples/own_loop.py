@@ -38,5 +38,6 @@ if __name__ == "__main__":
     model = fs.launch(program, workers, backend)[0].eval()
     x, y = test.tensors
     print(
-        f"{workers} workers on {backend}: test accuracy {(model(x).argmax(1) == y).float().mean():.3f}"
+        f"{workers} workers on {backend}: test accuracy "
+        f"{(model(x).argmax(1) == y).float().mean():.3f}"
     )

@@ -437,10 +437,8 @@ def test_a_folder_that_cannot_be_made_is_named(serve, tmp_path):
     (tmp_path / "file").touch()
     mirror = serve(honest)
     message = failure(tmp_path / "file", mirror)
-    assert (
-        message
-        == f"{tmp_path}/file/small/a.bin.part must be a file that can be written (got: Not a directory)"
-    )
+    part = tmp_path / "file" / "small" / "a.bin.part"
+    assert message == f"{part} must be a file that can be written (got: Not a directory)"
     assert mirror.asked == []
 
 
@@ -449,7 +447,8 @@ def test_a_full_disk_is_named(serve, tmp_path):
     (tmp_path / "small/a.bin.part").symlink_to("/dev/full")
     message = failure(tmp_path, serve(honest))
     assert message == (
-        f"{tmp_path}/small/a.bin.part must be a file that can be written (got: No space left on device)"
+        f"{tmp_path}/small/a.bin.part must be a file that can be written (got: No space left on "
+        "device)"
     )
     assert state(tmp_path) == {}
 
