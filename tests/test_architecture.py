@@ -138,7 +138,10 @@ def test_a_strategys_docstring_has_its_parts(strategy):
 
 def test_importing_the_library_is_light():
     """No scientific stack, no compiler, no cluster before somebody asks for it."""
-    code = "import flockstep, sys; print([m for m in ('sklearn', 'ray', 'scipy', 'torch._dynamo') if m in sys.modules])"
+    code = (
+        "import flockstep, sys\n"
+        "print([m for m in ('sklearn', 'ray', 'scipy', 'torch._dynamo') if m in sys.modules])\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

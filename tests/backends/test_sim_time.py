@@ -156,9 +156,8 @@ def test_a_slow_worker_sets_the_pace_of_sync_sgd_but_not_of_ea_wild(lanes):
     blend = 2 * (ALPHA + N / RATE)
     assert wild[3] >= 50 * 0.02
     for rank in set(range(W)) - {3}:
-        assert (
-            wild[rank] <= 50 * 0.01 + 5 * W * blend
-        )  # its own computing, and at worst a full queue each time
+        # Its own computing, and at worst a full queue each time.
+        assert wild[rank] <= 50 * 0.01 + 5 * W * blend
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
