@@ -18,6 +18,7 @@ from benchmarks import (
     codec_speed,
     data_speed,
     local,
+    looks,
     on_ray,
     on_torchrun,
     report,
@@ -27,7 +28,16 @@ from benchmarks.harness import Benchmark, Outcome, run
 
 BENCHMARKS = tuple(
     benchmark
-    for module in (simulator, local, asynchronous, on_torchrun, on_ray, codec_speed, data_speed)
+    for module in (
+        simulator,
+        local,
+        looks,
+        asynchronous,
+        on_torchrun,
+        on_ray,
+        codec_speed,
+        data_speed,
+    )
     for benchmark in module.BENCHMARKS
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 import pytest
-import sklearn.datasets  # noqa: F401  these two set environment variables when they are first imported
+import sklearn.datasets  # noqa: F401  sets environment variables when it is first imported
 import tests.strategies.harness
-import torch
-import torch._dynamo
-from tests.core_only import CoreOnly
-from tests.ray_fixture import kept_ray
-from tests.torchrun_session import RANKS, TorchrunSession
+import torch._dynamo  # noqa: F401  so does this
+from tests.support.core_only import CoreOnly
+from tests.support.left_behind import (  # noqa: F401  taken as they are
+    KEPT,
+    nothing_is_left_behind,
+    pytest_configure,
+)
+from tests.support.ray_fixture import kept_ray
+from tests.support.torchrun_session import RANKS, TorchrunSession
 
 import flockstep as fs
 from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
-KEPT = [
-    "local",
-    "torchrun",
-    "ray",
-]  # backends whose processes are kept for the whole session, to be fast
+# Files that are about workers on several hosts, workers that are killed, and Ray's own processes.
+CLUSTER_FILES = {"test_lost_workers.py", "test_ray.py", "test_several_hosts.py"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `cluster` what takes many processes and minutes: the files above, and every test on
+    torchrun or Ray but those of the contract.
+
+    `make test` runs the others, the contract on every backend among them; `make test-cluster` runs
+    these."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        named = {*item.fixturenames, *(value for value in parameters if isinstance(value, str))}
+        is_contract = item.path.parent.name == "contract"
+        if item.path.name in CLUSTER_FILES or (named & {"torchrun", "ray"} and not is_contract):
+            item.add_marker(pytest.mark.cluster)
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +55,8 @@ def local() -> Iterator[fs.LocalProcesses]:
 def torchrun() -> Iterator[TorchrunSession]:
     """A torchrun of eight processes, kept for the whole session."""
     session = TorchrunSession()
-    session.run(
-        lambda comm: None, RANKS
-    )  # all that its processes load and start for a first run is there
+    # All that its processes load and start for a first run is there afterwards.
+    session.run(fs.Launch(lambda comm: None, RANKS))
     yield session
     session.close()
 
@@ -123,75 +131,3 @@ def launch(request: pytest.FixtureRequest) -> Launch:
 @pytest.fixture(params=["sim", *KEPT])
 def backend(request: pytest.FixtureRequest) -> fs.Backend:
     return fs.Simulator() if request.param == "sim" else request.getfixturevalue(request.param)
-
-
-def _descendants(ancestor: int) -> set[int]:
-    """All processes below `ancestor` but those of Ray, which replaces workers that are killed when
-    it likes.
-
-    One look at every process of the machine: psutil takes one for each, a third of a second a test
-    beside Ray."""
-    children: dict[int, list[int]] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with (
-            suppress(FileNotFoundError, ProcessLookupError),
-            open(f"/proc/{pid}/stat", "rb") as stat,
-        ):
-            name, _, rest = stat.read().rpartition(b")")
-            if b"raylet" not in name:
-                children.setdefault(int(rest.split(None, 2)[1]), []).append(int(pid))
-    found: set[int] = set()
-    ask = [ancestor]
-    while ask:
-        new = children.get(ask.pop(), [])
-        found.update(new)
-        ask += new
-    return found
-
-
-def _belongings() -> dict[str, Any]:
-    """What a test could leave behind: threads, processes, shared memory, open files and sockets,
-    temporary files.
-    """
-    return {
-        "threads": set(threading.enumerate()),
-        "processes": _descendants(os.getpid()),
-        # Semaphores of the multiprocessing module, which this library does not use, come and go
-        # with other programs.
-        "shared memory": {
-            path.name for path in Path("/dev/shm").glob("*") if not path.name.startswith("sem.mp-")
-        },
-        "descriptors": psutil.Process().num_fds(),
-        "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("*flockstep*")},
-        "environment": dict(os.environ, PYTEST_CURRENT_TEST=""),
-        "intra-op threads": torch.get_num_threads(),
-    }
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    parameters = getattr(request.node, "callspec", None)
-    used = {*request.fixturenames, *map(str, parameters.params.values() if parameters else ())}
-    for kept in KEPT:
-        if kept in used:
-            request.getfixturevalue(kept)  # its processes belong to the session, not to the test
-    before = _belongings()
-    if "ray" in used:
-        del before[
-            "descriptors"
-        ]  # Ray opens connections to its workers when it likes, and keeps them
-    yield
-    deadline = time.monotonic() + 2
-    while (
-        any((after := _belongings())[what] != was for what, was in before.items())
-        and time.monotonic() < deadline
-    ):
-        time.sleep(
-            0.001
-        )  # a simulated worker's thread needs no more, and there are thousands of tests
-    for what, was in before.items():
-        now = after[what]
-        if isinstance(was, set):
-            assert not now - was, f"the test left {what} behind: {now - was}"
-        else:
-            assert now == was, f"the test changed {what}"

@@ -21,9 +21,11 @@ SOURCE = Path(fs.__file__).parent
 BUILDS_ON = {
     "cli": {"report", "training"},
     "report": {"data"},
-    "training": {"result", "launch", "progress_bar", "notation"},
-    "result": {"tasks"},
-    "notation": {"tasks", "strategies"},
+    "training": {"result", "launch", "progress_bar", "worker"},
+    "result": {"spec"},
+    "spec": {"notation", "intervals", "launch", "tasks"},
+    "notation": {"backends", "strategies", "schedules"},
+    "intervals": {"fields"},
     "launch": {"backends"},
     "progress_bar": {"backends"},
     "worker": {"strategies", "flat", "schedules"},
@@ -91,7 +93,7 @@ def test_imports_point_one_way_and_end_at_the_door_of_a_package(path):
 
 def test_only_who_launches_knows_backends():
     assert {part for part in BUILDS_ON if "backends" in below(part)} == {
-        "cli", "training", "launch", "progress_bar"
+        "cli", "training", "spec", "notation", "launch", "progress_bar"
     }  # fmt: skip
 
 

@@ -39,7 +39,16 @@ def test_the_python_blocks_run_in_order_on_both_backends(tmp_path, monkeypatch, 
     )
 
 
-@pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
+def commands() -> list[object]:
+    """Every command line of the README; those that start torchrun or Ray are tests of `cluster`."""
+    lines = []
+    for line in "".join(blocks("console")).splitlines():
+        starts_many = {"torchrun", "ray"} & set(line.split())
+        lines.append(pytest.param(line, marks=pytest.mark.cluster if starts_many else ()))
+    return lines
+
+
+@pytest.mark.parametrize("line", commands())
 def test_the_commands_run(line, flockstep):
     program, *arguments = shlex.split(line)
     if program == "flockstep" and "ray" not in arguments:

@@ -7,7 +7,8 @@
 Everything public is importable from here.
 """
 
-from flockstep.backends import Backend, Compute, LocalProcesses, Ray, Simulator, Torchrun
+from flockstep import models
+from flockstep.backends import Backend, Compute, Launch, LocalProcesses, Ray, Simulator, Torchrun
 from flockstep.codecs import (
     QSGD,
     Codec,
@@ -20,7 +21,7 @@ from flockstep.codecs import (
     Threshold,
     TopK,
 )
-from flockstep.comm import Comm, SharedTensor
+from flockstep.comm import Comm, Gathered, SharedTensor
 from flockstep.data import (
     Assignment,
     BatchGrowth,
@@ -34,6 +35,7 @@ from flockstep.data import (
     NeighbourhoodOverlap,
     PadCropFlip,
     Sampling,
+    dataset,
 )
 from flockstep.errors import (
     DataError,
@@ -43,16 +45,19 @@ from flockstep.errors import (
     MismatchError,
     NonFiniteLoss,
     ResultError,
+    SpecError,
     UnknownName,
     WorkerError,
     WorkerLost,
 )
+from flockstep.intervals import Interval
 from flockstep.launch import launch
 from flockstep.models import cc_ratio, recalibrate
 from flockstep.network import Link, Network
 from flockstep.optimizers import (
     LAMB,
     LARS,
+    OptimizerSpec,
     RMSpropWarmup,
     TwoStage,
 )
@@ -68,6 +73,7 @@ from flockstep.schedules import (
     StepDecay,
     Warmup,
 )
+from flockstep.spec import RunSpec
 from flockstep.strategies import (
     ADPSGD,
     DPSGD,
@@ -94,6 +100,7 @@ from flockstep.strategies import (
     SyncSGD,
     effective_batch,
     growing_distance,
+    handle,
     local_batch,
     pull_within,
     settled_distance,
@@ -103,6 +110,7 @@ from flockstep.tasks import (
     Task,
     classification_accuracy,
     classification_loss,
+    task,
     token_loss,
 )
 from flockstep.training import run
@@ -143,6 +151,7 @@ __all__ = [
     "Float16",
     "FlockstepError",
     "FullOverlap",
+    "Gathered",
     "GoSGD",
     "Hogwild",
     "HouseholdShards",
@@ -150,7 +159,9 @@ __all__ = [
     "InMemory",
     "Independent",
     "Int8",
+    "Interval",
     "InvalidField",
+    "Launch",
     "LinearScaling",
     "Link",
     "LocalProcesses",
@@ -163,6 +174,7 @@ __all__ = [
     "NoSync",
     "NonFiniteLoss",
     "OneBit",
+    "OptimizerSpec",
     "PadCropFlip",
     "Polynomial",
     "PostLocalSGD",
@@ -173,12 +185,14 @@ __all__ = [
     "Ray",
     "Result",
     "ResultError",
+    "RunSpec",
     "Sampling",
     "Schedule",
     "SharedTensor",
     "Simulator",
     "SlowMo",
     "SmoothedLoss",
+    "SpecError",
     "StaleSync",
     "StepDecay",
     "Strategy",
@@ -196,14 +210,18 @@ __all__ = [
     "cc_ratio",
     "classification_accuracy",
     "classification_loss",
+    "dataset",
     "effective_batch",
     "growing_distance",
+    "handle",
     "launch",
     "load_result",
     "local_batch",
+    "models",
     "pull_within",
     "recalibrate",
     "run",
     "settled_distance",
+    "task",
     "token_loss",
 ]

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from flockstep.fields import require, require_choice
+
+DEVICES = ("cpu", "cuda", "auto")
+
+
+def worker_device(name: str, rank: int) -> torch.device:
+    """Where a worker computes: "cpu", "cuda", or "auto", a GPU where there is one.
+
+    Of several GPUs each worker of a host gets its own, as far as they go: by the rank on its host
+    where a launcher tells it, else by its rank.
+    """
+    require_choice("device", name, DEVICES)
+    there = torch.cuda.is_available()
+    require(there or name != "cuda", "device", "be 'cpu' or 'auto' where torch sees no GPU", name)
+    if name == "cpu" or not there:
+        return torch.device("cpu")
+    place = int(os.environ.get("LOCAL_RANK", rank))
+    return torch.device("cuda", place % torch.cuda.device_count())
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

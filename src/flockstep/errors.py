@@ -3,6 +3,7 @@
 FlockstepError
 ├── InvalidField     a value breaks the rule of its field        (also a ValueError)
 ├── UnknownName      no such strategy, task, backend, …          (also a ValueError)
+├── SpecError        a run cannot be written as text, or read    (also a ValueError)
 ├── MismatchError    workers called different collectives, or with different tensors
 ├── DeadlockError    every worker waits for another
 ├── WorkerError      a worker's own code raised                  (also of the type that it raised)
@@ -27,6 +28,10 @@ class InvalidField(FlockstepError, ValueError):
 
 class UnknownName(FlockstepError, ValueError):
     """A name that is not in its table; the message lists the known ones."""
+
+
+class SpecError(FlockstepError, ValueError):
+    """A run cannot be written as text, or a file of one cannot be read."""
 
 
 class MismatchError(FlockstepError):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import types
+import typing
+from collections.abc import Collection, Mapping
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor
 
@@ -79,3 +82,76 @@ def require_marks(field: str, value: object) -> None:
     require(
         len(numbers) == len(marks) and all(a < b for a, b in pairwise(numbers)), field, rule, value
     )
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one type that a hint is."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def fitted(field: str, value: Any, hint: Any) -> Any:
+    """A plain value as the type of its field has it: 1 is 1.0 in a field of floats, a list a tuple.
+
+    Raises where it does not fit."""
+    kinds = kinds_of(hint)
+
+    for kind in kinds:
+        if kind is Any or (value is None and kind is types.NoneType):
+            return value
+        if type(value) is kind and kind in (bool, int, float, str):
+            return value
+
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if int in kinds and is_number and isinstance(value, int):
+        return int(value)
+    if float in kinds and is_number:
+        return float(value)
+    if str in kinds and isinstance(value, str):
+        return str(value)
+
+    for kind in kinds:
+        origin = typing.get_origin(kind)
+        if origin is tuple and isinstance(value, tuple | list):
+            return _fitted_tuple(field, tuple(value), kind)
+        if _is_mapping(origin) and isinstance(value, Mapping):
+            key_hint, value_hint = typing.get_args(kind)
+            return {
+                fitted(field, key, key_hint): fitted(field, item, value_hint)
+                for key, item in value.items()
+            }
+
+        is_class = isinstance(origin or kind, type) and kind not in (int, float, str, bool)
+        if is_class and isinstance(value, origin or kind):
+            return value
+
+    raise InvalidField(f"{field!r} must be {type_names(hint)} (got {value!r})")
+
+
+def _fitted_tuple(field: str, value: tuple[Any, ...], hint: Any) -> tuple[Any, ...]:
+    hints = typing.get_args(hint)
+    if hints[-1] is Ellipsis:
+        hints = hints[:1] * len(value)
+    require(len(value) == len(hints), field, f"be {len(hints)} values", value)
+    return tuple(fitted(field, item, each) for item, each in zip(value, hints, strict=True))
+
+
+def type_names(hint: Any) -> str:
+    """`int or none`: what a field takes, in words. Tensors are left out: texts cannot give them."""
+    kinds = [kind for kind in kinds_of(hint) if kind is not Tensor]
+    return " or ".join(map(_type_name, kinds))
+
+
+def _type_name(kind: Any) -> str:
+    if kind is types.NoneType:
+        return "none"
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        return "numbers such as 0.5,0.75"
+    if _is_mapping(origin):
+        return "a mapping such as {3: 2.0}"
+    return getattr(kind, "__name__", str(kind))
+
+
+def _is_mapping(origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, Mapping)

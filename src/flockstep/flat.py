@@ -7,6 +7,7 @@ when it was made, buffers of integers and non-persistent buffers stay where they
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, is_
 
@@ -52,6 +53,15 @@ class FlatModel:
         for buffer, start in _placed(list(buffers.values()), self.count):
             buffer.data = _move(buffer.data, self.state, start)
         self._home = self._addresses()
+
+    def copy_with(self, state: Tensor) -> FlatModel:
+        """The same model's flat tensors with another state, and no module behind them."""
+        other = copy.copy(self)
+        other.state = state.clone()
+        other.parameters = other.state[: self.count]
+        other.buffers = other.state[self.count :]
+        other.gradients = torch.zeros_like(other.parameters)
+        return other
 
     def live_in(self, memory: Tensor) -> None:
         """Move to memory that others may see and change, too. For models without buffers, which

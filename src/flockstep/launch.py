@@ -7,6 +7,7 @@ from typing import Any
 from flockstep.backends import (
     Backend,
     Compute,
+    Launch,
     LocalProcesses,
     Program,
     Ray,
@@ -17,7 +18,6 @@ from flockstep.backends import (
 from flockstep.errors import unknown_name
 from flockstep.fields import require
 from flockstep.network import Network
-from flockstep.randomness import require_seed
 
 BACKENDS: dict[str, type[Backend]] = {
     "sim": Simulator,
@@ -59,9 +59,8 @@ def launch(
     Example:
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
-    require_seed(seed)
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
-    return chosen.run(program, chosen.size(workers), seed=seed, on_failure=on_failure, watch=watch)
+    return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch))
 
 
 def make_backend(backend: str | Backend, **options: Any) -> Backend:

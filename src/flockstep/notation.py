@@ -1,97 +1,338 @@
-"""Specs from text, as the command line and files give them: `top_k(ratio=0.01)`, `warmup(5) *
-cosine`.
+"""Specs as text, in the form of a call: `top_k(ratio=0.01)`, `warmup(epochs=5) * cosine`.
+
+One printer, `written`, and one parser, `read`, for all that a run is made of. Both go by the fields
+of the classes and their types; fields that equal their defaults are left out.
+
+    written(fs.SyncSGD(codec=fs.TopK(0.01)))       # "sync_sgd(codec=top_k(ratio=0.01))"
+    read(Strategy, "sync_sgd(codec=top_k(0.01))")  # the same strategy
+
+Names without quotes are texts, too: `easgd(period=4, mode=sync)`.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import keyword
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from flockstep.backends import Compute
 from flockstep.codecs import Codec, find_codec
-from flockstep.data import Assignment, BatchGrowth, find_assignment
-from flockstep.errors import InvalidField, unknown_name
-from flockstep.schedules import Schedule, find_schedule
+from flockstep.data import Assignment, BatchGrowth, Sampling, find_assignment
+from flockstep.errors import InvalidField, SpecError, UnknownName, unknown_name
+from flockstep.fields import fitted, kinds_of, require, type_names
+from flockstep.network import PRESETS, Link, Network
+from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimizer
+from flockstep.schedules import Product, Schedule, find_schedule
+from flockstep.strategies import Strategy, find_strategy
+
+# Names that stand for values, where a field takes such values.
+WORDS: dict[str, Any] = {"true": True, "false": False, "inf": math.inf, "nan": math.nan}
 
 
-def _find_growth(name: str) -> type[BatchGrowth]:
-    if name != BatchGrowth.name:
-        raise unknown_name("batch size", name, [BatchGrowth.name])
-    return BatchGrowth
+@dataclass(frozen=True)
+class Kind:
+    """A kind of spec: how its classes are found by name, what to say to who gives something else,
+    and values with names of their own.
+    """
+
+    find: Callable[[str], Any]
+    text_rule: str
+    rule: str
+    named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# What a field may hold besides plain values, how its class is found by name, and an example for who
-# does not know.
-KINDS: dict[type, tuple[Callable[[str], type], str]] = {
-    Codec: (find_codec, "a codec such as one_bit or top_k(ratio=0.01)"),
-    Assignment: (find_assignment, "an assignment such as disjoint or medium_coarse(copies=2)"),
-    Schedule: (find_schedule, "a schedule such as cosine or warmup(epochs=5) * step_decay"),
-    BatchGrowth: (_find_growth, "a whole number, or batch_growth(initial=32, at=(0.5,), factor=4)"),
+def _finder(kind: str, *classes: type, names: Iterable[str] = ()) -> Callable[[str], type]:
+    """Finds classes that are not in a table of their own, by their names in lower case."""
+    known = {_name_of(each): each for each in classes}
+
+    def find(name: str) -> type:
+        if name not in known:
+            raise unknown_name(kind, name, [*names, *known])
+        return known[name]
+
+    return find
+
+
+def _name_of(spec_class: type) -> str:
+    return getattr(spec_class, "name", spec_class.__name__.lower())
+
+
+KINDS: dict[type, Kind] = {
+    Strategy: Kind(
+        find_strategy,
+        "be a strategy such as sync_sgd or local_sgd(period=8)",
+        "be a strategy such as fs.LocalSGD(period=8)",
+    ),
+    Codec: Kind(
+        find_codec,
+        "be a codec such as one_bit or top_k(ratio=0.01)",
+        "be one such as fs.OneBit()",
+    ),
+    Assignment: Kind(
+        find_assignment,
+        "be an assignment such as disjoint or medium_coarse(copies=2)",
+        "be one such as fs.Disjoint()",
+    ),
+    Sampling: Kind(
+        _finder("sampling", Sampling),
+        "be one such as sampling(order=shuffle_once)",
+        "be one such as fs.Sampling()",
+    ),
+    Schedule: Kind(
+        find_schedule,
+        "be a schedule such as cosine or warmup(epochs=5) * step_decay",
+        "be one such as fs.Cosine()",
+    ),
+    BatchGrowth: Kind(
+        _finder("batch size", BatchGrowth),
+        "be a whole number, or batch_growth(initial=32, at=(0.5,), factor=4)",
+        "be a whole number, or one such as fs.BatchGrowth(32)",
+    ),
+    Network: Kind(
+        _finder("network", Network, names=PRESETS),
+        "be a network such as wan-100m, or network(latency_seconds=0.01, bytes_per_second=1e8)",
+        "be one such as fs.Network.preset('wan-100m')",
+        PRESETS,
+    ),
+    Link: Kind(
+        _finder("link", Network, Link, names=PRESETS),
+        "be a link such as 'wan-100m', or link(latency_seconds=0.01, bytes_per_second=1e8)",
+        "be one such as fs.Network.preset('wan-100m')",
+        PRESETS,
+    ),
+    Compute: Kind(
+        _finder("compute", Compute, names=["measured"]),
+        "be measured, or one such as compute(seconds=0.02, jitter=0.1)",
+        "be one such as fs.Compute(seconds=0.02)",
+        {"measured": Compute.measured()},
+    ),
+    OptimizerSpec: Kind(
+        find_optimizer,
+        "be an optimizer such as adam or sgd(lr=0.1, momentum=0.9)",
+        "be one such as fs.OptimizerSpec('sgd', lr=0.1)",
+    ),
 }
 
 
-def make_spec(kind: Any, name: str, texts: Mapping[str, str], how: str) -> Any:
-    """A dataclass whose fields are read from texts. `how` tells how to give the field that is
-    put in its braces.
-    """
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for key in texts:
-        if key not in fields:
-            raise unknown_name(f"field of {name}", key, fields)
-    for field in fields.values():
-        is_needed = (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+# ---- What a spec is made of
+
+
+@dataclass(frozen=True)
+class Form:
+    """What stands between the parentheses of a call, and what makes a spec of it."""
+
+    name: str
+    hints: Mapping[str, Any]
+    defaults: Mapping[str, Any]  # NEEDED, where a field has none
+    make: Callable[..., Any]
+
+
+def _form(kind: type, name: str) -> Form:
+    """The form of the spec of that name."""
+    found = KINDS[kind].find(name)
+    return _optimizer_form(found) if kind is OptimizerSpec else _form_of_class(found)
+
+
+def _optimizer_form(name: str) -> Form:
+    known = fields_of(name)
+    hints = {field: declared.hint for field, declared in known.items()}
+    # A learning rate may be given beside the optimizer.
+    defaults = {
+        field: None if field == "lr" and declared.default is NEEDED else declared.default
+        for field, declared in known.items()
+    }
+    return Form(name, hints, defaults, lambda **values: OptimizerSpec(name, **values))
+
+
+def _form_of_class(spec_class: Any) -> Form:
+    name = _name_of(spec_class)
+    if not dataclasses.is_dataclass(spec_class):
+        raise SpecError(f"{name} cannot be written or read: its class is no dataclass")
+    make: Callable[..., Any] = spec_class  # type: ignore[assignment]
+    fields = [each for each in dataclasses.fields(spec_class) if each.init]
+    try:
+        hints = typing.get_type_hints(spec_class)
+    except NameError:  # of a class elsewhere, with types that it imports for type checkers alone
+        hints = {}
+    return Form(
+        name,
+        {each.name: hints.get(each.name, Any) for each in fields},
+        {each.name: _default_of(each) for each in fields},
+        make,
+    )
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return NEEDED if field.default is dataclasses.MISSING else field.default
+
+
+def _kind_of(value: Any) -> type | None:
+    """What kind of spec a value is; None for plain ones."""
+    return next((kind for kind in KINDS if isinstance(value, kind)), None)
+
+
+def _kind_in(hint: Any) -> type | None:
+    """What kind of spec a field takes, if any."""
+    taken = [typing.get_origin(each) or each for each in kinds_of(hint)]
+    return next((kind for kind in KINDS if kind in taken), None)
+
+
+# ---- Printing
+
+
+def written(value: Any, hint: Any = Any) -> str:
+    """A spec, or a plain value of a field, as text that `read` gives back."""
+    kind = _kind_of(value)
+    if kind is not None:
+        return _written_spec(value, kind, is_inside=False)
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return _written_number(value, kinds_of(hint))
+    if isinstance(value, str):
+        return _written_text(value)
+    if isinstance(value, tuple | list):
+        hints = _hints_of_items(hint, len(value))
+        items = [_written_inside(*each) for each in zip(value, hints, strict=True)]
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(value, Mapping):
+        key_hint, value_hint = typing.get_args(hint) or (Any, Any)
+        pairs = [
+            f"{_written_inside(key, key_hint)}: {_written_inside(value[key], value_hint)}"
+            for key in sorted(value)
+        ]
+        return f"{{{', '.join(pairs)}}}"
+    raise SpecError(f"a {type(value).__name__} cannot be written as text (got {value!r})")
+
+
+def _written_inside(value: Any, hint: Any) -> str:
+    """A value within a call, where a name such as lan-10g would be a difference."""
+    kind = _kind_of(value)
+    return written(value, hint) if kind is None else _written_spec(value, kind, is_inside=True)
+
+
+def _written_number(value: float, kinds: Sequence[Any]) -> str:
+    if isinstance(value, int) and (int in kinds or float not in kinds):
+        return repr(int(value))
+    return repr(float(value))
+
+
+def _written_text(value: str) -> str:
+    is_name = value.isidentifier() and value.isascii() and not keyword.iskeyword(value)
+    return value if is_name and value.lower() not in (*WORDS, "none") else repr(str(value))
+
+
+def _hints_of_items(hint: Any, count: int) -> Sequence[Any]:
+    """The types of a tuple's items."""
+    for kind in kinds_of(hint):
+        hints = typing.get_args(kind)
+        if typing.get_origin(kind) is tuple and hints[-1] is Ellipsis:
+            return hints[:1] * count
+        if typing.get_origin(kind) is tuple and len(hints) == count:
+            return hints
+    return [Any] * count
+
+
+def _written_spec(value: Any, kind: type, is_inside: bool) -> str:
+    if isinstance(value, Product):
+        left, right = written(value.left), written(value.right)
+        return f"{left} * ({right})" if isinstance(value.right, Product) else f"{left} * {right}"
+
+    for name, named in KINDS[kind].named.items():
+        if value == named and type(value) is type(named):
+            return _written_text(name) if is_inside else name
+
+    if isinstance(value, OptimizerSpec):
+        form = _optimizer_form(value.name)
+        values = {**form.defaults, **dict(value.fields)}
+    else:
+        form = _form_of_class(_written_class(value, kind))
+        values = {field: getattr(value, field) for field in form.hints}
+
+    given = []
+    for field, each in values.items():
+        text = _written_inside(each, form.hints[field])
+        # By their texts: 1 and 1.0 are equal, but not the same to a field that takes both.
+        default = form.defaults[field]
+        if default is NEEDED or text != _written_inside(default, form.hints[field]):
+            given.append(f"{field}={text}")
+    return f"{form.name}({', '.join(given)})" if given else form.name
+
+
+def _written_class(value: Any, kind: type) -> type:
+    """The value's class, if it is the one that its name gives back."""
+    name = _name_of(type(value))
+    known_as = kind.__name__.lower()
+    try:
+        found = KINDS[kind].find(name)
+    except UnknownName:
+        found = None
+    if found is not type(value):
+        reason = f"no {known_as}" if found is None else f"another {known_as}"
+        remedy = " (offer it as an entry point 'flockstep.strategies')" if kind is Strategy else ""
+        raise SpecError(
+            f"{type(value).__name__} cannot be written as text: {reason} is called {name!r}{remedy}"
         )
-        if is_needed and field.name not in texts:
-            raise InvalidField(f"{field.name!r} of {name} must be given: {how.format(field.name)}")
-    return kind(**{key: read_value(key, text, hints[key]) for key, text in texts.items()})
+    return type(value)
+
+
+# ---- Reading
+
+
+class _NotASpec(Exception):
+    """The text is an expression, but not of this kind."""
+
+
+def read(kind: type, text: str, field: str = "") -> Any:
+    """A spec of that kind: `one_bit`, `top_k(ratio=0.01)`, `top_k(0.01)`, `warmup(5) *
+    step_decay(at=(0.3, 0.6))`. `field` is what messages call it.
+    """
+    field = field or kind.__name__.lower()
+    try:
+        return _read(field, text, kind)
+    except _NotASpec:
+        raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {text!r})") from None
+
+
+def as_spec(field: str, value: Any, hint: Any) -> Any:
+    """A value of a field that takes specs, or one as text, as the field has it."""
+    kind = _kind_in(hint)
+    if kind is None:
+        return fitted(field, value, hint)
+    if isinstance(value, str):
+        return read(kind, value, field)
+    others = tuple(each for each in kinds_of(hint) if isinstance(each, type))
+    is_plain = isinstance(value, others) and not isinstance(value, bool)
+    require(isinstance(value, kind) or is_plain, field, KINDS[kind].rule, value)
+    return value
 
 
 def read_value(field: str, text: str, hint: Any) -> Any:
     """Read `text` as what the field's type says: numbers, a text, a truth value, a spec such as
     a codec, or none.
     """
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kind, kinds = _kind_in(hint), kinds_of(hint)
     if text.lower() == "none" and types.NoneType in kinds:
         return None
-    if bool in kinds and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in KINDS:
-        if kind in kinds:
-            return read_spec(field, text, kind)
-    for kind in (int, float, str):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return _read_tuple(field, text)
-    names = " or ".join("none" if kind is types.NoneType else kind.__name__ for kind in kinds)
-    raise InvalidField(f"{field!r} must be {names} (got {text!r})")
-
-
-def read_batch_size(field: str, text: str) -> int | BatchGrowth:
-    """`32`, or `batch_growth(initial=32, at=(0.5, 0.75), factor=10)`."""
+    if kind is not None and int not in kinds:
+        return read(kind, text, field)
+    if kind is None and str in kinds:
+        return _unquoted(text)
     try:
-        return int(text)
-    except ValueError:
-        growth: BatchGrowth = read_spec(field, text, BatchGrowth)
-        return growth
-
-
-def read_spec(field: str, text: str, kind: type) -> Any:
-    """A spec of that kind: `one_bit`, `top_k(ratio=0.01)`, `top_k(0.01)`, `warmup(5) *
-    step_decay(at=(0.3, 0.6))`.
-    """
-    try:
-        return _made(field, text, ast.parse(text.strip(), mode="eval").body, kind)
-    except (SyntaxError, _NotASpec):
-        raise InvalidField(f"{field!r} must be {KINDS[kind][1]} (got {text!r})") from None
+        return _value(field, _parsed(text), hint)
+    except _NotASpec:
+        rule = f"be {type_names(hint)}" if kind is None else KINDS[kind].text_rule
+        raise InvalidField(f"{field!r} must {rule} (got {text!r})") from None
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, str]:
@@ -105,45 +346,137 @@ def read_settings(settings: Sequence[str]) -> dict[str, str]:
     return values
 
 
-class _NotASpec(Exception):
-    """The text is an expression, but not of this kind."""
+def read_with_settings(kind: type, text: str, settings: Mapping[str, str], field: str) -> Any:
+    """A spec from text, with more fields from texts of their own: `local_sgd` and `{"period":
+    "8"}`, as `--set period=8` gives it.
+    """
+    try:
+        name, nodes = _call(field, text, _parsed(text), kind)
+    except _NotASpec:
+        raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {text!r})") from None
+
+    form = _form(kind, name)
+    values = {key: _value(key, node, form.hints[key]) for key, node in nodes.items()}
+    for key, setting in settings.items():
+        if key not in form.hints:
+            raise unknown_name(f"field of {name}", key, form.hints)
+        values[key] = read_value(key, setting, form.hints[key])
+    return _made(form, values, "--set {}=…")
 
 
-def _made(field: str, whole: str, node: ast.expr, kind: type) -> Any:
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # whatever the text is made of
+        raise _NotASpec from None
+
+
+def _read(field: str, text: str, kind: type) -> Any:
+    named = KINDS[kind].named
+    if text.strip() in named:
+        return named[text.strip()]
+    return _spec(field, text, _parsed(text), kind)
+
+
+def _spec(field: str, whole: str, node: ast.expr, kind: type) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _read(field, node.value, kind)
+    if isinstance(node, ast.Name) and node.id in KINDS[kind].named:
+        return KINDS[kind].named[node.id]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and kind is Schedule:
-        return _made(field, whole, node.left, kind) * _made(field, whole, node.right, kind)
+        return _spec(field, whole, node.left, kind) * _spec(field, whole, node.right, kind)
+
+    name, nodes = _call(field, whole, node, kind)
+    form = _form(kind, name)
+    values = {key: _value(key, each, form.hints[key]) for key, each in nodes.items()}
+    return _made(form, values, f"{field}={name}({{}}=…)")
+
+
+def _call(field: str, whole: str, node: ast.expr, kind: type) -> tuple[str, dict[str, ast.expr]]:
+    """The name of a call and its arguments by the names of their fields."""
     call = node if isinstance(node, ast.Call) else None
     named = call.func if call else node
     if not isinstance(named, ast.Name):
         raise _NotASpec
-    found = KINDS[kind][0](named.id)
-    known = [each.name for each in dataclasses.fields(found)]
+    name = named.id
+    known = list(_form(kind, name).hints)
+
     values = call.args if call else []
     if len(values) > len(known):
         raise InvalidField(
-            f"{field!r} must give {named.id} at most {len(known)} values (got {whole!r})"
+            f"{field!r} must give {name} at most {len(known)} values (got {whole!r})"
         )
-    texts = {key: _text(value) for key, value in zip(known, values, strict=False)}
-    for keyword in call.keywords if call else []:
-        if keyword.arg is None or keyword.arg in texts:
+    nodes = dict(zip(known, values, strict=False))
+    for each in call.keywords if call else []:
+        if each.arg is None or each.arg in nodes:
             raise _NotASpec
-        texts[keyword.arg] = _text(keyword.value)
-    return make_spec(found, named.id, texts, f"{field}={named.id}({{}}=…)")
+        if each.arg not in known:
+            raise unknown_name(f"field of {name}", each.arg, known)
+        nodes[each.arg] = each.value
+    return name, nodes
 
 
-def _text(node: ast.expr) -> str:
-    """As it was written, but for the quotes of a text."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+def _made(form: Form, values: Mapping[str, Any], how: str) -> Any:
+    """The spec with these fields. `how` tells how to give the field that is put in its braces."""
+    for key, default in form.defaults.items():
+        if default is NEEDED and key not in values:
+            raise InvalidField(f"{key!r} of {form.name} must be given: {how.format(key)}")
+    return form.make(**values)
+
+
+def _value(field: str, node: ast.expr, hint: Any) -> Any:
+    """What an expression means to a field."""
+    kinds = kinds_of(hint)
+    kind = _kind_in(hint)
+    takes_none = types.NoneType in kinds or Any in kinds
+    if takes_none and isinstance(node, ast.Name) and node.id.lower() == "none":
+        return None
+    if kind is not None and not _is_number(node):
+        return _spec(field, ast.unparse(node), node, kind)
+
+    takes_tuple = any(typing.get_origin(each) is tuple for each in kinds)
+    if takes_tuple and _is_number(node):
+        node = ast.Tuple([node])  # `at=0.5` for `at=(0.5,)`
+    return fitted(field, _plain(field, node, hint), hint)
+
+
+def _plain(field: str, node: ast.expr, hint: Any) -> Any:
+    """A number, text, truth value, tuple or mapping, as it is written."""
+    if isinstance(node, ast.Constant):
         return node.value
-    return ast.unparse(node)
+    if isinstance(node, ast.Name):
+        return _word(node.id, kinds_of(hint))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _plain(field, node.operand, float)
+        if not isinstance(value, int | float):
+            raise _NotASpec
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.Tuple | ast.List):
+        hints = _hints_of_items(hint, len(node.elts))
+        return tuple(_value(field, *each) for each in zip(node.elts, hints, strict=True))
+    if isinstance(node, ast.Dict):
+        key_hint, value_hint = typing.get_args(hint) or (Any, Any)
+        keys = [_value(field, key, key_hint) for key in node.keys if key is not None]
+        values = [_value(field, value, value_hint) for value in node.values]
+        if len(keys) == len(values):  # nothing like {**others}
+            return dict(zip(keys, values, strict=True))
+    raise _NotASpec
 
 
-def _read_tuple(field: str, text: str) -> tuple[float, ...]:
+def _word(name: str, kinds: Sequence[Any]) -> Any:
+    """What a name without quotes stands for: true, inf, … where the field takes such, or itself."""
+    value = WORDS.get(name.lower(), name)
+    return value if Any in kinds or type(value) in kinds or str not in kinds else name
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _unquoted(text: str) -> str:
+    """A text as it stands, but for quotes around it."""
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        value = None
-    values = value if isinstance(value, tuple | list) else (value,)
-    if not all(isinstance(number, int | float) for number in values):
-        raise InvalidField(f"{field!r} must be numbers such as 0.5,0.75 (got {text!r})")
-    return tuple(values)
+        return text
+    return value if isinstance(value, str) else text

@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     NEIGHBOUR = 10  # rank: with whom ADPSGD averages
     SWARM = 11  # rank: r1 and r2 of PSOPS
     REPRESENTATIVE = 12  # group: who pulls for its group in EAWild
+    VALIDATION = 13  # which samples a task holds out; seed 0, the same in every run
 
 
 def require_seed(seed: int) -> None:

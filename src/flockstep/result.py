@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,69 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flockstep.errors import FlockstepError, ResultError
+from flockstep.backends import Backend
+from flockstep.errors import FlockstepError, ResultError, SpecError
+from flockstep.spec import RunSpec
 from flockstep.tasks import TASKS, Task, find_task
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
+
+
+@dataclass(frozen=True)
+class Look(Mapping[str, Any]):
+    """One row of a run's history: the state of the whole run at one moment.
+
+    `look.accuracy` and `look["accuracy"]` are the same; as a mapping it has what is known.
+
+    Fields:
+        step: optimizer steps of a worker so far; where workers take different numbers, their mean.
+        epoch: how often all workers together have gone over the data.
+        samples: that all workers together have processed.
+        seconds: of the run's clock, the same for all workers.
+        bytes_sent: by all workers together.
+        train_loss: the mean over all workers and their steps since the look before.
+        loss, accuracy: of the representative, the model that stands for the run at this moment, on
+            the validation data where the task has some, else on the test data.
+        replicas_mean, replicas_max, replicas_min: the accuracy of the workers' own replicas.
+        spread: the root mean square distance of the replicas from their centre.
+        staleness_mean, staleness_max: of updates of shared tensors so far: how many updates by
+            others had come since the worker read what its own is based on.
+        computing, waiting, sending: the shares of each worker's time so far, in rank order.
+    """
+
+    step: int
+    epoch: float
+    samples: int | None
+    seconds: float
+    bytes_sent: int
+    train_loss: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    replicas_mean: float | None = None
+    replicas_max: float | None = None
+    replicas_min: float | None = None
+    spread: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    computing: list[float] | None = None
+    waiting: list[float] | None = None
+    sending: list[float] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        value = getattr(self, name) if name in LOOK_FIELDS else None
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in LOOK_FIELDS if getattr(self, name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+LOOK_FIELDS = tuple(field.name for field in dataclasses.fields(Look))
 
 
 @dataclass
@@ -35,10 +96,11 @@ class Result:
     is lost, a process other than rank 0's gets no figures and no model."""
 
     config: dict[str, Any]
-    metrics: dict[str, float]
-    history: list[dict[str, float]]
+    metrics: dict[str, Any]
+    history: list[Look]
     replicas: list[Tensor]
     lost: list[dict[str, Any]] = field(default_factory=list)
+    spec: RunSpec | None = None
     _model: nn.Module | None = field(default=None, repr=False)
     _model_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
     # Another process has the whole result, and saves it.
@@ -89,7 +151,7 @@ class Result:
             "format": FORMAT,
             "config": self.config,
             "metrics": self.metrics,
-            "history": self.history,
+            "history": [dict(look) for look in self.history],
             "lost": self.lost,
         }
         unfinished = folder / "result.json.part"
@@ -109,17 +171,19 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
         raise ResultError(f"{str(folder)!r} is not a result folder: it has no result.json")
     try:
         content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
+        if content["format"] not in READABLE:
+            known = " and ".join(map(str, READABLE))
             raise ResultError(
-                f"{str(path)!r} has format {content['format']!r}, this version reads {FORMAT}"
+                f"{str(path)!r} has format {content['format']!r}, this version reads {known}"
             )
         replicas = load_file(folder / "replicas.safetensors")
         result = Result(
             content["config"],
             content["metrics"],
-            content["history"],
+            [_look(row) for row in content["history"]],
             [replicas[str(index)] for index in range(len(replicas))],
             content.get("lost", []),  # which older results do not have
+            _spec(content["config"]),
             _model_state=load_file(folder / "model.safetensors"),
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -129,6 +193,42 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
     if task is not None:
         result._model = result._rebuild(task)
     return result
+
+
+def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
+    """What a run was, in plain values: for tables, and for who has no Flockstep at hand."""
+    strategy = spec.strategy
+    schedule = task.schedule if spec.schedule is None else spec.schedule
+    about: dict[str, Any] = {
+        "task": task.name,
+        "strategy": strategy.name,
+        "fields": dataclasses.asdict(strategy) if dataclasses.is_dataclass(strategy) else {},
+        "workers": spec.workers,
+        "backend": spec.backend if isinstance(spec.backend, str) else type(place).__name__,
+        "settings": repr(place),  # of the backend: network, step times and lanes, defaults too
+        "epochs": task.epochs if spec.epochs is None else spec.epochs,
+        "batch_size": spec.batch_size,
+        "assignment": repr(spec.assignment),
+        "sampling": repr(spec.sampling),
+        "schedule": repr(schedule),
+        "seed": spec.seed,
+        "versions": versions(),
+    }
+    try:
+        return about | {"spec": json.loads(spec.to_json()), "id": spec.id}
+    except SpecError as reason:  # a task that exists in a script only
+        return about | {"spec": None, "not_written": str(reason)}
+
+
+def _spec(config: dict[str, Any]) -> RunSpec | None:
+    """The spec of a saved run; None where it could not be written, or the run is an old one."""
+    written = config.get("spec")
+    return None if written is None else RunSpec.from_json(json.dumps(written))
+
+
+def _look(row: dict[str, Any]) -> Look:
+    """A row as it was saved; older ones do not tell the samples."""
+    return Look(**{"samples": None} | row)
 
 
 def versions() -> dict[str, str]:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flockstep.comm import Comm, broadcast_from_first
-from flockstep.data import (
-    Assignment,
-    BatchSize,
-    Disjoint,
-    Sampling,
-    Timetable,
-    batches,
-)
+from flockstep.data import Assignment, BatchSize, Course, Disjoint, Sampling, batches
 from flockstep.errors import NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
@@ -25,6 +19,7 @@ from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
 
 LOSS_MEMORY = 0.9
+COUNTERS = ("steps", "total_steps", "epoch", "samples", "loss", "smooth_loss", "accuracy")
 
 
 class Worker:
@@ -71,13 +66,8 @@ class Worker:
                 known, "optimizer", "hold parameters of the model only", type(optimizer).__name__
             )
         self.steps = 0
-        self.epoch = 0
-        self.samples = 0
         self.total_steps: int | None = None
-        self._timetable: Timetable | None = None
-        self._batches_taken = self._epochs_before = 0
-        self._passes = 0
-        self._relative_size = 1.0
+        self.course = Course()
         self.loss = math.nan
         self.smooth_loss = math.nan
         self.accuracy: float | None = None
@@ -91,6 +81,21 @@ class Worker:
     def is_alone(self) -> bool:
         return self.comm.size == 1
 
+    @property
+    def epoch(self) -> int:
+        """How often all workers together have gone over the data."""
+        return self.course.epoch
+
+    @property
+    def samples(self) -> int:
+        """That this worker has taken."""
+        return self.course.samples
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training has come, for schedules."""
+        return Progress(self.steps, self.total_steps, self.course.epochs_done)
+
     def batches(
         self,
         dataset: Any,
@@ -99,6 +104,7 @@ class Worker:
         assignment: Assignment | None = None,
         sampling: Sampling | None = None,
         *,
+        steps: int | None = None,
         resume_at: int = 0,
     ) -> Iterator[Any]:
         """This worker's batches. All workers get the same number of them, in every epoch.
@@ -109,44 +115,34 @@ class Worker:
 
         `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of
         an IterableDataset each worker takes every M-th sample. `batch_size` is a number, or
-        `fs.BatchGrowth`. With `resume_at` steps taken by an earlier run, the loop goes on with the
-        very next batch, and the worker counts as if it had taken them."""
+        `fs.BatchGrowth`. With `steps` the loop ends after so many batches, if it has not ended
+        before. With `resume_at` steps taken by an earlier run, the loop goes on with the very next
+        batch, and the worker counts as if it had taken them.
+        """
         require_integer("resume_at", resume_at, 0)
-        size, rank, seed = self.comm.size, self.comm.rank, self.comm.seed
+        if steps is not None:
+            require_integer("steps", steps, 1)
         plan = batches.plan(
             dataset,
             batch_size,
             epochs,
             assignment or Disjoint(),
             sampling,
-            workers=size,
-            rank=rank,
-            seed=seed,
+            workers=self.comm.size,
+            rank=self.comm.rank,
+            seed=self.comm.seed,
         )
-        self._timetable, self._batches_taken = plan.timetable, resume_at
-        self.total_steps = None if plan.timetable is None else self.steps + plan.timetable.steps
-        self._epochs_before, first_pass = self.epoch, self._passes
-        samples, epochs_done, passes = plan.done_in(resume_at)
+        known = None if plan.timetable is None else plan.timetable.steps
+        ends_after = min((each for each in (known, steps) if each is not None), default=None)
+        self.total_steps = None if ends_after is None else self.steps + ends_after
+        first_pass = self.course.begin(plan, resume_at)
         self.steps += resume_at
-        self.samples += samples
-        self.epoch += epochs_done
-        self._passes += passes
         for batch in plan.batches(resume_at, first_pass):
-            self.samples += batch.samples
-            self._batches_taken += 1
-            self._relative_size = batch.relative_size
+            self.course.take(batch)
             yield batch.data
-            self.epoch += batch.ends_epoch
-            self._passes += batch.ends_pass
-
-    @property
-    def progress(self) -> Progress:
-        """How far the training has come, for schedules."""
-        if self._timetable is None:
-            return Progress(self.steps, self.total_steps, self.epoch)
-        # By batches rather than steps: gradients of several may be gathered for one step.
-        epoch = self._timetable.epochs_done(max(0, self._batches_taken - 1))
-        return Progress(self.steps, self.total_steps, self._epochs_before + epoch)
+            self.course.used(batch)
+            if self.course.taken == steps:
+                return
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:
         """The loss with what the strategy adds to it. Call it before `backward`; most strategies
@@ -159,7 +155,7 @@ class Worker:
         step.
         """
         self._record(loss.item() if isinstance(loss, Tensor) else loss, accuracy)
-        self.comm.elapse(times=self._relative_size)
+        self.comm.elapse(times=self.course.relative_size)
         self.flat.collect_gradients()
         self._set_rates()
         with torch.no_grad():
@@ -182,6 +178,16 @@ class Worker:
             with torch.no_grad():
                 self.strategy.finish(self, self.state)
         return self.model
+
+    def preview(self) -> Tensor:
+        """The flat state of the model that stands for the run now; all workers call it together."""
+        if self.is_alone:
+            return self.flat.state.clone()
+        return self.strategy.preview(self, self.state)
+
+    def counters(self) -> dict[str, Any]:
+        """What hooks of a strategy may ask of a worker, beside its model."""
+        return {name: getattr(self, name) for name in COUNTERS}
 
     def _open_step(self) -> None:
         if not self.is_alone:
@@ -208,3 +214,31 @@ class Worker:
         self.smooth_loss = (
             loss if first else LOSS_MEMORY * self.smooth_loss + (1 - LOSS_MEMORY) * loss
         )
+
+
+class StandIn(Worker):
+    """What a strategy sees of a worker, at a moment that may be over: data without a training.
+
+    Its flat state is a copy, its comm its own. The model is one of the same kind, for strategies
+    that ask for it, with parameters that mean nothing.
+    """
+
+    def __init__(
+        self, comm: Comm, like: Worker, state: Tensor, counters: Mapping[str, Any]
+    ) -> None:
+        self.comm = comm
+        self.strategy = like.strategy
+        self.schedule = like.schedule
+        self.optimizer = like.optimizer
+        self.flat = like.flat.copy_with(state)
+        self.course = Course()
+        self.course.epoch, self.course.samples = counters["epoch"], counters["samples"]
+        for name in ("steps", "total_steps", "loss", "smooth_loss", "accuracy"):
+            setattr(self, name, counters[name])
+        self._like = like
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "model":
+            raise AttributeError(name)
+        self.model = copy.deepcopy(self._like.model)
+        return self.model

@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cluster_service import SECONDS, serving
+from tests.support.cluster_service import SECONDS, serving
 
 import flockstep as fs
 from flockstep.backends.base import Stopped

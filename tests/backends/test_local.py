@@ -279,10 +279,12 @@ def test_workers_may_be_part_of_a_larger_world(local):
     def program(comm):
         return comm.rank, torch.initial_seed()
 
-    assert local.run(program, 1, seed=3, first_rank=5) == [(0, stream_seed(Purpose.WORKER, 3, 5))]
+    launch = fs.Launch(program, 1, seed=3)
+    assert local.run_part(launch, first_rank=5) == [(0, stream_seed(Purpose.WORKER, 3, 5))]
     with pytest.raises(fs.WorkerError, match="rank 5 raised ZeroDivisionError"):
-        local.run(lambda comm: 1 / 0, 1, first_rank=5)
+        local.run_part(fs.Launch(lambda comm: 1 / 0, 1), first_rank=5)
     with pytest.raises(fs.WorkerLost, match="rank 5 exited with 3 after step 1") as raised:
-        local.run(lambda comm: comm.elapse() or os._exit(3), 1, first_rank=5)
+        dies = fs.Launch(lambda comm: comm.elapse() or os._exit(3), 1)
+        local.run_part(dies, first_rank=5)
     assert raised.value.rank == 5
     assert raised.value.seconds >= 0

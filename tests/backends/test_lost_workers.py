@@ -105,6 +105,20 @@ def test_a_program_that_raises_stops_the_run_all_the_same(lossy):
 
 
 @everywhere
+def test_what_was_gathered_says_who_of_the_comm_took_part(lossy):
+    def program(comm):
+        odd = comm.split(comm.rank % 2)
+        if comm.rank == 1:
+            die()
+        tensors = [here.all_gather(torch.tensor([comm.rank])) for here in (comm, odd)]
+        return [{r: int(each) for r, each in told.by_rank().items()} for told in tensors]
+
+    results = survivors_of(go_on(program, 4, lossy))
+    world = {0: 0, 2: 2, 3: 3}
+    assert results == {0: [world, {0: 0, 1: 2}], 2: [world, {0: 0, 1: 2}], 3: [world, {1: 3}]}
+
+
+@everywhere
 def test_when_nobody_is_left_the_last_loss_is_raised(lossy):
     def program(comm):
         time.sleep(0.5 * comm.rank)

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -93,14 +94,22 @@ assert signal.getsignal(signal.SIGTERM) is handler
 """
 
 
+@contextmanager
+def short_folder(name: str) -> Iterator[str]:
+    """A temporary folder whose name is so short that Ray's sockets, deep in it, have short ones."""
+    folder = Path(tempfile.gettempdir(), name)
+    folder.mkdir()
+    yield str(folder)
+    shutil.rmtree(folder)
+
+
 def test_ray_is_started_on_loopback_and_leaves_nothing_behind(tmp_path):
-    # Unix sockets have short names, so Ray's folder cannot lie in a deep one.
-    with tempfile.TemporaryDirectory() as temporary:
+    with short_folder("o") as temporary:
         environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": temporary}
         done = subprocess.run(
             [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True
         )
-        left = os.listdir(temporary)
+        left = list(Path(temporary).iterdir())
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["line 0", "line 1"]
     assert sorted(done.stderr.splitlines()) == ["line 0", "line 1"]
@@ -120,10 +129,8 @@ def test_a_launcher_that_is_stopped_stops_ray(tmp_path):
     with ExitStack() as stack:
         started = []
         for number in (signal.SIGINT, signal.SIGTERM):
-            temporary, mark = (
-                stack.enter_context(tempfile.TemporaryDirectory()),
-                tmp_path / str(number),
-            )
+            temporary = stack.enter_context(short_folder(str(int(number))))
+            mark = tmp_path / str(number)
             command = [sys.executable, "-c", code.replace("sys.argv[1]", repr(str(mark)))]
             environment = {**os.environ, "TMPDIR": temporary}
             process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
@@ -139,13 +146,13 @@ def test_a_launcher_that_is_stopped_stops_ray(tmp_path):
             assert not [
                 one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
             ]
-            assert os.listdir(temporary) == []
+            assert not list(Path(temporary).iterdir())
 
 
 @pytest.fixture(scope="module")
 def two_hosts():
     """A cluster of two hosts that the user has started, and what a client found there."""
-    folder = tempfile.mkdtemp(prefix="two-hosts-")
+    folder = tempfile.mkdtemp(prefix="two")
     (Path(folder) / "ray").mkdir()
     environment = {
         **os.environ,
@@ -156,7 +163,7 @@ def two_hosts():
     }
     pipe = subprocess.PIPE
     hosts = subprocess.Popen(
-        [sys.executable, "-m", "tests.ray_hosts", "4"],
+        [sys.executable, "-m", "tests.support.ray_hosts", "4"],
         env=environment,
         cwd=ROOT,
         stdin=pipe,
@@ -164,7 +171,7 @@ def two_hosts():
         text=True,
     )
     environment["RAY_ADDRESS"] = hosts.stdout.readline().strip()
-    client = [sys.executable, "-m", "tests.ray_client"]
+    client = [sys.executable, "-m", "tests.support.ray_client"]
     done = subprocess.run(client, env=environment, cwd=ROOT, stdout=pipe, check=True, text=True)
     yield hosts, environment, json.loads(done.stdout)
     hosts.communicate("")
@@ -279,8 +286,8 @@ def test_memory_of_shared_tensors_is_freed_after_the_run(ray):
     def held():
         homes = [
             process
-            for process in psutil.process_iter(["name"])
-            if "HomeActor" in process.info["name"]
+            for process in psutil.Process().children(recursive=True)
+            if "HomeActor" in process.name()
         ]
         paths = [path for home in homes for path in Path(f"/proc/{home.pid}/fd").iterdir()]
         return [path for path in paths if "memfd:flockstep" in str(path.readlink())]

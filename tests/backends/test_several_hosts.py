@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import namespaces
-from tests.namespaces import Host, Hosts, Started
+from tests.support import namespaces
+from tests.support.namespaces import Host, Hosts, Started
 
 import flockstep as fs
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import flockstep as fs
+from flockstep.backends.sim.scheduler import TICKS_PER_SECOND, to_ticks
 from flockstep.network import costs
 
 ALPHA, RATE = 1e-3, 1e6
@@ -240,3 +241,41 @@ def test_shared_tensors_cannot_be_used_in_the_background():
         fs.FlockstepError, match=r"rank \d: read of shared 'value' cannot be in the background"
     ):
         fs.launch(program, 2)
+
+
+def test_the_time_of_a_call_is_its_transfer_and_the_rest_is_waiting():
+    """In ticks, so to the last digit: a worker that comes 10 ms late, and a link that is busy."""
+    tensor = torch.zeros(250)  # 1,000 bytes: 1 ms, and 1 ms latency
+    ms = TICKS_PER_SECOND // 1000
+
+    def program(comm):
+        meter, seen = comm.meter, []
+        shared = comm.shared("s", tensor)
+
+        def measure(call):
+            comm.barrier()
+            comm.elapse(0.010 * (comm.rank == 0))
+            waiting, sending = meter.ticks_waiting, meter.ticks_sending
+            call()
+            seen.append((meter.ticks_waiting - waiting, meter.ticks_sending - sending))
+
+        measure(lambda: comm.all_reduce(tensor.clone()))
+        measure(lambda: comm.exchange(tensor, 1 - comm.rank))
+        measure(lambda: comm.recv(tensor.clone(), 0) if comm.rank else comm.send(tensor, 1))
+        measure(lambda: comm.barrier())
+        comm.barrier()
+        waiting, sending = meter.ticks_waiting, meter.ticks_sending
+        shared.read()  # both at the same moment: rank 1 finds the link busy
+        seen.append((meter.ticks_waiting - waiting, meter.ticks_sending - sending))
+        return seen
+
+    late, other = fs.launch(program, 2, network=NETWORK)
+    all_reduce = to_ticks(costs.all_reduce_seconds(NETWORK, 2, 1000))
+    assert late == [(0, all_reduce), (0, 2 * ms), (0, 2 * ms), (0, ms), (0, 2 * ms)]
+    assert other == [
+        (10 * ms, all_reduce),
+        (10 * ms, 2 * ms),
+        (12 * ms, 0),  # the message's cost is its sender's
+        (10 * ms, ms),
+        (2 * ms, 2 * ms),
+    ]

@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.cluster_service import LAYOUT, SECONDS, Serving, frame, serving
+from tests.support.cluster_service import LAYOUT, SECONDS, Serving, frame, serving
 
 import flockstep as fs
 from flockstep.backends.cluster import service as service_module

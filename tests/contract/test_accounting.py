@@ -99,7 +99,7 @@ def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, i
             pulls = steps // period * (groups * 2 * n + groups * (w // groups - 1) * n)
             return steps * inside + pulls + read, steps + 2 * (steps // period) + 1
         case fs.Independent():
-            return w * (w - 1) * 16 + broadcast, 2
+            return w * (w - 1) * 8 + broadcast, 2
     raise AssertionError(strategy)
 
 

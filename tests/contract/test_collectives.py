@@ -98,6 +98,25 @@ def test_all_gather_takes_different_lengths(launch):
         assert all(bool((part == rank).all()) for rank, part in enumerate(parts))
 
 
+def test_what_was_gathered_says_whose_it_is(launch):
+    """By the ranks of the comm that was asked, not of the world."""
+
+    def program(comm):
+        part = comm.split(comm.rank % 2)
+        seen = []
+        for here in (comm, part, comm.split(comm.rank)):
+            gathered = here.all_gather(torch.tensor([10.0 * comm.rank]))
+            by_rank = {rank: float(tensor) for rank, tensor in gathered.by_rank().items()}
+            seen.append((len(gathered), gathered.ranks, by_rank))
+        return seen
+
+    world = (4, (0, 1, 2, 3), {0: 0.0, 1: 10.0, 2: 20.0, 3: 30.0})
+    for rank, seen in enumerate(launch(program, 4)):
+        part = (2, (0, 1), {0: 10.0 * (rank % 2), 1: 10.0 * (rank % 2) + 20})
+        alone = (1, (0,), {0: 10.0 * rank})
+        assert seen == [world, part, alone]
+
+
 def test_gathered_tensors_are_copies(launch):
     def program(comm):
         own = torch.full((3,), float(comm.rank))

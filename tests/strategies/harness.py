@@ -4,7 +4,7 @@ the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,14 +97,17 @@ def train(
     lr: float = 0.1,
     momentum: float = 0.0,
     steps: int = STEPS,
+    total_steps: int | None = None,
     make_model: Any = net,
+    after: Callable[[fs.Worker], object] = lambda worker: None,
 ) -> tuple[fs.Worker, list[float]]:
     """A worker that has trained on its own share of each batch, not finished yet, and its
-    losses.
+    losses. `after` is called after each step; `total_steps` are those of a run that this one is
+    the beginning of.
     """
     model = make_model()
     worker = fs.Worker(comm, model, sgd(model, lr, momentum), strategy)
-    worker.total_steps = steps
+    worker.total_steps = total_steps or steps
     losses = []
     for x, y in zip(X[:steps], Y[:steps], strict=True):
         mine = slice(comm.rank * B, (comm.rank + 1) * B)
@@ -114,6 +117,7 @@ def train(
         loss.backward()
         worker.step(loss, accuracy=float((output.argmax(1) == batch[1]).double().mean()))
         losses.append(worker.loss)
+        after(worker)
     return worker, losses
 
 

@@ -29,8 +29,8 @@ class Size:
         return 2 * ((workers or self.w) - 1) * nbytes
 
     def scores(self) -> int:
-        """Two numbers of each worker to all."""
-        return self.w * (self.w - 1) * 16
+        """One number of each worker to all."""
+        return self.w * (self.w - 1) * 8
 
     def spread(self, nbytes: int) -> int:
         """A broadcast."""
@@ -67,6 +67,17 @@ def _wire(codec_bytes: Callable[[Size], int]) -> Bytes:
     """Gradients through a codec whose messages all workers give to all."""
     return lambda z: z.t * z.w * (z.w - 1) * codec_bytes(z) + z.ring(z.b)
 
+
+CODECS = [
+    fs.Float16(),
+    fs.Int8(),
+    fs.OneBit(),
+    fs.QSGD(4),
+    fs.Threshold(0.01),
+    fs.TopK(0.1),
+    fs.RandomK(0.2),
+    fs.PowerSGD(1),
+]
 
 TABLE = [
     Row(fs.SyncSGD(), lambda z: z.t * z.ring(z.p) + z.ring(z.b)),
@@ -160,3 +171,38 @@ TABLE = [
         ),
     ),
 ]
+
+# More of them, where a strategy's fields change what it keeps in its state, or how it ends.
+VARIANTS: list[fs.Strategy[Any]] = [
+    *(make(codec) for codec in CODECS for make in (
+        lambda codec: fs.SyncSGD(codec=codec),
+        lambda codec: fs.LocalSGD(3, codec=codec),
+        lambda codec: fs.DiLoCo(3, codec=codec),
+    )),
+    fs.LocalSGD(None),
+    fs.LocalSGD(3, momentum="reset"),
+    fs.LocalSGD(3, momentum="average"),
+    fs.PostLocalSGD(0.5, 2),
+    fs.AdaComm(4, 0.03),
+    fs.Households(2, 6, 3),
+    fs.DiLoCo(4, outer_momentum=0.0),
+    fs.DiLoCo(2, nesterov=False),
+    fs.SlowMo(4, 0.7, 0.8),
+    fs.NoSync(0.0),
+    fs.NoSync(0.3, staleness=2),
+    fs.NoSync(0.3, best=2, period=3, staleness=2, score="accuracy"),
+    fs.PSOPS(2, random="vector", decay="all"),
+    fs.EAMSGD(3, momentum=0.5),
+    fs.EAWild(1),
+    fs.EAWild(2, groups=2, representative="random"),
+    fs.AsyncSGD(momentum=0.5),
+    fs.AsyncSGD(staleness_aware=True),
+    fs.AsyncSGD(delay_compensation=0.1),
+    fs.Downpour(2, 3),
+    fs.Downpour(4, 1),
+    fs.Downpour(1, 4),
+    fs.GoSGD(1.0),
+    fs.ADPSGD("complete"),
+    fs.Codistillation(2, 2, 0, topology="complete"),
+    fs.Codistillation(4, 3, 2, temperature=2.0, topology="complete"),
+]  # fmt: skip

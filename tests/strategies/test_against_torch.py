@@ -119,7 +119,7 @@ def test_power_sgd_is_torchs_hook(local, tmp_path, rank):
         for step, (x, y) in enumerate(zip(X, Y, strict=True)):
             if step == plain:
                 worker = fs.Worker(comm, model, sgd(model), fs.SyncSGD(codec=fs.PowerSGD(rank)))
-                memory = worker.state.average.__self__._memory
+                memory = worker.state.averager.memory
                 # Torch draws its first factors in the order of its buckets, the last layer's first.
                 draw = np.random.RandomState(5)
                 torch.manual_seed(draw.randint(1_000_000_000))

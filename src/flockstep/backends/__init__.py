@@ -1,18 +1,21 @@
 """What starts workers and carries their tensors."""
 
-from flockstep.backends.base import Backend, Program, Watcher
+from flockstep.backends.base import ON_FAILURE, Backend, Launch, Program, Watcher
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray
-from flockstep.backends.sim import Compute, Simulator
+from flockstep.backends.sim import Compute, Simulator, run_aside
 from flockstep.backends.torchrun import Torchrun
 
 __all__ = [
+    "ON_FAILURE",
     "Backend",
     "Compute",
+    "Launch",
     "LocalProcesses",
     "Program",
     "Ray",
     "Simulator",
     "Torchrun",
     "Watcher",
+    "run_aside",
 ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from flockstep.comm import Comm
 from flockstep.errors import InvalidField, WorkerLost
-from flockstep.fields import require_integer
+from flockstep.fields import require, require_choice, require_integer
+from flockstep.randomness import require_seed
 
 ON_FAILURE = ("stop", "continue")
 
@@ -22,6 +24,31 @@ Watcher = Callable[[Sequence[int]], None]
 PACKAGE = str(Path(__file__).parents[1])
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What a backend is asked to run. Its fields are checked when it is made, and nowhere else.
+
+    Fields: program: plain blocking code of one worker, called with its comm. workers: how many.
+        seed: decides everything random. on_failure: what happens when a worker's process dies:
+        "stop" or "continue". watch: called now and then with the steps that each worker has done.
+
+    Example:
+        fs.Simulator().run(fs.Launch(lambda comm: comm.rank, workers=8))
+    """
+
+    program: Program
+    workers: int
+    seed: int = 0
+    on_failure: str = "stop"
+    watch: Watcher | None = None
+
+    def __post_init__(self) -> None:
+        require(callable(self.program), "program", "be callable", self.program)
+        require_integer("workers", self.workers, 1)
+        require_seed(self.seed)
+        require_choice("on_failure", self.on_failure, ON_FAILURE)
+
+
 class Stopped(BaseException):
     """The launcher asked this worker to stop; unwinds the program so that its `finally` blocks
     run.
@@ -30,6 +57,9 @@ class Stopped(BaseException):
 
 class Backend(ABC):
     """Starts workers, gives each its `Comm`, and brings back what they return."""
+
+    is_virtual: ClassVar[bool] = False
+    """Whether time passes only as workers say, and all of them share this process."""
 
     @property
     def is_lead(self) -> bool:
@@ -47,16 +77,8 @@ class Backend(ABC):
         return chosen
 
     @abstractmethod
-    def run(
-        self,
-        program: Program,
-        workers: int,
-        *,
-        seed: int = 0,
-        on_failure: str = "stop",
-        watch: Watcher | None = None,
-    ) -> list[Any]:
-        """Run `program(comm)` once per worker; return the results in rank order.
+    def run(self, launch: Launch) -> list[Any]:
+        """Run `launch.program(comm)` once per worker; return the results in rank order.
 
         With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it
         when nobody is left."""

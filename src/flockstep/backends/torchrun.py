@@ -15,22 +15,17 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from flockstep.backends.base import (
-    ON_FAILURE,
-    Backend,
-    Program,
-    Watcher,
-)
+from flockstep.backends.base import Backend, Launch
 from flockstep.backends.cluster.meeting import GATHER_SECONDS, Meeting, be_worker
 from flockstep.backends.local import LocalProcesses
 from flockstep.errors import InvalidField
-from flockstep.fields import require, require_choice
+from flockstep.fields import require
 
 SIOCGIFADDR = 0x8915
 
@@ -142,34 +137,25 @@ class Torchrun(Backend):
         )
         return size
 
-    def run(
-        self,
-        program: Program,
-        workers: int,
-        *,
-        seed: int = 0,
-        on_failure: str = "stop",
-        watch: Watcher | None = None,
-    ) -> list[Any]:
-        require_choice("on_failure", on_failure, ON_FAILURE)
+    def run(self, launch: Launch) -> list[Any]:
         world = World.read()
-        self.size(workers)
+        self.size(launch.workers)
         store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
         with Meeting(
-            store, world.host, world.rank, world.size, world.secret, on_failure
+            store, world.host, world.rank, world.size, world.secret, launch.on_failure
         ) as meeting:
             # Those that SLURM or taskset leave to this process, not the host's.
             cores = len(os.sched_getaffinity(0))
             threads = max(1, cores // world.local_size)
-            ticket = meeting.ticket(seed, world.store)
+            ticket = meeting.ticket(launch.seed, world.store)
             body = functools.partial(
                 be_worker,
                 ticket=ticket,
                 directory=meeting.directory,
                 threads=threads,
-                program=program,
+                program=launch.program,
             )
-            return meeting.launch(self._local, body, seed, watch)
+            return meeting.launch(self._local, replace(launch, program=body))
 
 
 _launches = 0

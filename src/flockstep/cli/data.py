@@ -16,9 +16,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from flockstep.data import Assignment, Overlap, find_assignment, find_dataset, folders, overlap_of
+from flockstep.data import Assignment, Overlap, find_dataset, folders, overlap_of
 from flockstep.data import fetch as download
-from flockstep.notation import make_spec, read_settings
+from flockstep.notation import read_settings, read_with_settings
 from flockstep.report import draw, sketch
 
 SAMPLES_A_WORKER = 60
@@ -114,8 +114,9 @@ def show(
     flockstep data show MediumCoarse --workers 8 --set copies=2 --out scheme.png
     flockstep data show household_shards --workers 16 --set households=4 --set shards=2 --json
     """
-    kind = find_assignment(scheme)
-    assignment: Assignment = make_spec(kind, kind.name, read_settings(settings), "--set {}=…")
+    assignment: Assignment = read_with_settings(
+        Assignment, scheme, read_settings(settings), "SCHEME"
+    )
     if samples is None:
         samples = max(workers, min(SAMPLES_A_WORKER * workers, MOST_SAMPLES))
     overlap = overlap_of(assignment, samples, workers, seed)

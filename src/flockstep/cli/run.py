@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +14,55 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from flockstep.data import ORDERS, SHUFFLES, Assignment, Sampling
+from flockstep.data import ORDERS, SHUFFLES, Sampling
 from flockstep.launch import BACKENDS, make_backend
-from flockstep.network import Network
-from flockstep.notation import make_spec, read_batch_size, read_settings, read_spec
-from flockstep.schedules import Schedule
-from flockstep.strategies import Strategy, find_strategy
+from flockstep.notation import as_spec, read_settings, read_value, read_with_settings, written
+from flockstep.result import Result
+from flockstep.spec import DEVICES, MEASURES, RunSpec, load_table, overridden
+from flockstep.strategies import Strategy
 from flockstep.training import run as train
+
+# Each field of a spec that has a flag of its own name, and what `--help` says of it.
+FLAGS = {
+    "workers": "How many workers.  [default: 8; under torchrun as many as it started]",
+    "backend": f"Where they run: {', '.join(BACKENDS)}.  [default: sim]",
+    "epochs": "Passes of all workers together over the data.  [default: the task's]",
+    "steps": "In place of --epochs, optimizer steps of each worker.",
+    "seconds": "In place of --epochs, seconds of the run's clock.",
+    "bytes": "In place of --epochs, bytes that all workers send.",
+    "target": "End at the look at which the score reaches this.",
+    "batch_size": "Samples of one worker's step, or batch_growth(…).  [default: the task's]",
+    "lr": "The learning rate.  [default: the optimizer's]",
+    "optimizer": "Such as adam or sgd(momentum=0.9).  [default: the task's]",
+    "schedule": "Of the learning rate.  [default: the task's]",
+    "assignment": "Which worker sees which samples.  [default: disjoint]",
+    "network": "The simulator's links, by preset or network(…).  [default: lan-1g]",
+    "compute": "The simulator's step times, such as compute(seconds=0.02, jitter=0.1).",
+    "lanes": "Simulated workers that compute side by side.  [default: one per core]",
+    "look_every": "How often the model is evaluated: '1 epoch', '50 steps', '0.5 seconds'.",
+    "measure": f"What looks show besides, of {','.join(MEASURES)}.",
+    "seed": "Decides everything random.  [default: 0]",
+    "on_failure": "When a worker is lost: stop, or continue.  [default: stop]",
+    "device": f"Where models are: {', '.join(DEVICES)}.  [default: cpu]",
+}
+SAMPLING_FLAGS = {
+    "order": f"Of a worker's samples: {', '.join(ORDERS)}.  [default: reshuffle]",
+    "shuffle": f"Who shuffles: {', '.join(SHUFFLES)}.  [default: local]",
+}
+TEXTS = ("look_every", "measure")  # which the spec itself reads from text
+HINTS = typing.get_type_hints(RunSpec)
+
+
+def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """All flags that say a part of the spec. Their texts are read as the fields' types say."""
+    for name, shown in reversed((FLAGS | SAMPLING_FLAGS).items()):
+        command = click.option(f"--{name.replace('_', '-')}", metavar="…", help=shown)(command)
+    return command
 
 
 @click.command()
-@click.argument("task")
-@click.argument("strategy")
-@click.option(
-    "--workers",
-    type=int,
-    help="How many workers.  [default: 8; under torchrun as many as it started]",
-)
-@click.option(
-    "--backend",
-    default="sim",
-    show_default=True,
-    help="Where they run: " + ", ".join(BACKENDS) + ".",
-)
+@click.argument("task", metavar="TASK|SPEC.toml")
+@click.argument("strategy", required=False)
 @click.option(
     "--set",
     "settings",
@@ -42,41 +70,9 @@ from flockstep.training import run as train
     metavar="FIELD=VALUE",
     help="A field of the strategy; repeatable.",
 )
-@click.option(
-    "--epochs",
-    type=int,
-    help="Passes of all workers together over the data.  [default: the task's]",
-)
-@click.option(
-    "--batch-size", help="Samples of one worker's step, or batch_growth(…).  [default: the task's]"
-)
-@click.option(
-    "--assignment", default="disjoint", show_default=True, help="Which worker sees which samples."
-)
-@click.option(
-    "--order",
-    default="reshuffle",
-    show_default=True,
-    help="Of its samples: " + ", ".join(ORDERS) + ".",
-)
-@click.option(
-    "--shuffle",
-    default="local",
-    show_default=True,
-    help="Who shuffles: " + ", ".join(SHUFFLES) + ".",
-)
-@click.option("--schedule", help="Of the learning rate.  [default: the task's]")
-@click.option("--network", help="The simulator's links, by preset name.  [default: lan-1g]")
-@click.option(
-    "--lanes", type=int, help="Simulated workers that compute side by side.  [default: one a core]"
-)
-@click.option("--seed", default=0, show_default=True, help="Decides everything random.")
-@click.option(
-    "--on-failure",
-    default="stop",
-    show_default=True,
-    help="When a worker is lost: stop, or continue.",
-)
+@_spec_flags
+@click.option("--print-spec", is_flag=True, help="Print the run as TOML in place of running it.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a trace of the run there.")
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
 @click.option(
     "--json",
@@ -86,63 +82,81 @@ from flockstep.training import run as train
 )
 def run(
     task: str,
-    strategy: str,
-    workers: int | None,
-    backend: str,
+    strategy: str | None,
     settings: tuple[str, ...],
-    epochs: int | None,
-    batch_size: str | None,
-    assignment: str,
-    order: str,
-    shuffle: str,
-    schedule: str | None,
-    network: str | None,
-    lanes: int | None,
-    seed: int,
-    on_failure: str,
+    print_spec: bool,
+    trace: Path | None,
     out: Path | None,
     as_json: bool,
+    **flags: str | None,
 ) -> None:
-    """Train TASK with STRATEGY and print what came of it.
+    """Train TASK with STRATEGY, or what SPEC.toml says, and print what came of it.
 
     \b
     flockstep run digits-mlp local_sgd --workers 8 --set period=8
-    flockstep run digits-mlp easgd --set period=4 --backend local --workers 4 --json
-    flockstep run digits-mlp sync_sgd --set "codec=top_k(ratio=0.01)"
-    flockstep run digits-cnn sync_sgd --assignment "medium_coarse(copies=2)" --schedule cosine
+    flockstep run digits-mlp 'easgd(period=4)' --backend local --workers 4 --json
+    flockstep run digits-mlp sync_sgd --set 'codec=top_k(ratio=0.01)' --lr 0.1
+    flockstep run digits-cnn sync_sgd --assignment 'coarse(4)' --schedule 'warmup(1) * cosine'
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
+    flockstep run digits-mlp 'nosync(0.1)' --print-spec > spec.toml
+    flockstep run spec.toml --seed 1
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
     """
-    # A task of one's own in the current folder, as `python -m` would find it.
-    sys.path.insert(0, "")
-    result = train(
-        task,
-        make_strategy(strategy, settings),
-        workers,
-        backend,
-        epochs=epochs,
-        batch_size=None if batch_size is None else read_batch_size("--batch-size", batch_size),
-        assignment=read_spec("--assignment", assignment, Assignment),
-        sampling=None if (order, shuffle) == ("reshuffle", "local") else Sampling(order, shuffle),
-        schedule=read_spec("--schedule", schedule, Schedule) if schedule else None,
-        network=Network.preset(network) if network else None,
-        lanes=lanes,
-        seed=seed,
-        on_failure=on_failure,
-    )
-    if not make_backend(backend).is_lead:
+    sys.path.insert(0, "")  # a task of one's own in this folder, as `python -m` would find it
+    given = {name: text for name, text in flags.items() if text is not None}
+    spec = make_run_spec(task, strategy, settings, given)
+    if print_spec:
+        click.echo(spec.to_json() if as_json else spec.to_toml(), nl=as_json)
+        return
+
+    result = train(spec) if trace is None else train(spec, trace=trace)
+    if not make_backend(spec.backend).is_lead:
         return
     if out:
         result.save(out)
     if as_json:
-        figures = {"metrics": result.metrics, "history": result.history, "lost": result.lost}
+        history = [dict(look) for look in result.history]
+        figures = {"metrics": result.metrics, "history": history, "lost": result.lost}
         click.echo(json.dumps({**result.config, **figures}))
-        return
-    table = Table(
-        "metric",
-        "value",
-        title=f"{task}, {strategy}, {result.config['workers']} workers, {backend}",
-    )
+    else:
+        _show(spec, result)
+
+
+def make_run_spec(
+    task: str, strategy: str | None, settings: Sequence[str], flags: Mapping[str, str]
+) -> RunSpec:
+    """The spec that the arguments say: all of it, or what differs from a file."""
+    before = load_table(task) if task.endswith((".toml", ".json")) else {"task": task}
+    changes: dict[str, Any] = {}
+    for name in FLAGS:
+        if name in TEXTS and name in flags:
+            changes[name] = flags[name]
+        elif name in flags:
+            changes[name] = read_value(f"--{name.replace('_', '-')}", flags[name], HINTS[name])
+
+    chosen = strategy or before.get("strategy")
+    if chosen is None:
+        raise click.UsageError("Missing argument 'STRATEGY'.")
+    if strategy or settings:  # else that of the file stands
+        changes["strategy"] = make_strategy(chosen, settings)
+
+    sampling = {name: flags[name] for name in SAMPLING_FLAGS if name in flags}
+    if sampling:
+        base = as_spec("sampling", before.get("sampling", Sampling()), Sampling)
+        changes["sampling"] = replace(base, **sampling)
+    return RunSpec(**overridden(before, changes))
+
+
+def make_strategy(text: str, settings: Sequence[str]) -> Strategy[Any]:
+    """`local_sgd` and `["period=8"]` give `LocalSGD(period=8)`, and so does `local_sgd(8)`."""
+    made: Strategy[Any] = read_with_settings(Strategy, text, read_settings(settings), "strategy")
+    return made
+
+
+def _show(spec: RunSpec, result: Result) -> None:
+    """The metrics as a table for a terminal."""
+    place = f"{result.metrics['workers']} workers, {spec.backend}"
+    table = Table("metric", "value", title=f"{spec.task}, {written(spec.strategy)}, {place}")
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
     Console().print(table)
@@ -150,11 +164,3 @@ def run(
         Console().print(
             f"rank {lost['rank']} was lost after step {lost['step']}, at {lost['seconds']:.1f} s"
         )
-
-
-def make_strategy(name: str, settings: Sequence[str]) -> Strategy[Any]:
-    """`local_sgd` and `["period=8"]` give `LocalSGD(period=8)`."""
-    made: Strategy[Any] = make_spec(
-        find_strategy(name), name, read_settings(settings), "--set {}=…"
-    )
-    return made

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_at_first
-from flockstep.comm.contract import Comm, SharedTensor, broadcast_from_first, signature
+from flockstep.comm.clock import Clock
+from flockstep.comm.contract import Comm, Gathered, SharedTensor, broadcast_from_first, signature
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
+from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
 
 __all__ = [
+    "EVENT_KINDS",
     "REDUCTIONS",
     "Average",
+    "Clock",
     "Comm",
+    "Gathered",
     "Meter",
     "SharedTensor",
+    "Trace",
     "averager",
     "broadcast_from_first",
+    "events_per_worker",
     "reduce_in_rank_order",
     "require_algorithm",
     "signature",

@@ -2,7 +2,8 @@
 
 Names follow MPI and torch.distributed. A backend supplies the methods marked *core*; the rest is
 derived here, and a backend overrides what it can do faster. Public methods check their arguments
-and count the traffic, once for all backends; the underscored ones move the tensors.
+and count the traffic and its time, once for all backends; the underscored ones move the tensors and
+tell the meter how long they waited for others.
 
 Rules that hold on every backend:
 - `all_reduce`, `broadcast` and `recv` change their tensor in place and return it; it may be of any
@@ -17,7 +18,8 @@ Rules that hold on every backend:
 Where the run goes on without workers that are lost (`on_failure="continue"`), ranks and `size` stay
 as they were, and:
 - A collective is one of those who take part: `all_reduce` with "mean" divides by their number,
-  `all_gather` has their tensors. Who dies in the middle of it took part for all or for nobody.
+  `all_gather` has their tensors and says whose they are. Who dies in the middle of it took part for
+  all or for nobody.
 - Nothing waits for the lost. Their locks are free, turns pass over them.
 - `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange`
   with a lost peer raise it on the caller, though `recv` may still give what the peer sent before. A
@@ -26,18 +28,36 @@ as they were, and:
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
+from flockstep.comm.clock import Clock
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
-from flockstep.errors import MismatchError, WorkerLost
+from flockstep.errors import FlockstepError, MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number
 from flockstep.network import costs
+
+
+class Gathered(list[Tensor]):
+    """What `Comm.all_gather` returns: the tensors of those who took part, in rank order.
+
+    `ranks` says whose they are: all ranks of the comm, or those that are left where workers are
+    lost."""
+
+    def __init__(self, tensors: Iterable[Tensor], ranks: Iterable[int]) -> None:
+        super().__init__(tensors)
+        self.ranks = tuple(ranks)
+
+    def by_rank(self) -> dict[int, Tensor]:
+        """Each tensor under the rank that it came from."""
+        return dict(zip(self.ranks, self, strict=True))
 
 
 class Comm(ABC):
@@ -47,6 +67,8 @@ class Comm(ABC):
     size: int
     seed: int
     meter: Meter
+    clock: Clock | None = None  # where time passes by itself
+    is_virtual = False  # whether time passes only as workers say, and all of them share a process
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -61,32 +83,39 @@ class Comm(ABC):
         averages_integers = op == "mean" and not tensor.dtype.is_floating_point
         require(not averages_integers, "op", "be 'sum', 'max' or 'min' for integers", op)
         if self.size > 1:
-            self.meter.count(
-                costs.all_reduce_bytes(self.size, self.rank, tensor.numel(), tensor.element_size())
+            nbytes = costs.all_reduce_bytes(
+                self.size, self.rank, tensor.numel(), tensor.element_size()
             )
-            self._all_reduce(tensor.detach(), op)
+            with self.meter.call("all_reduce"):
+                self.meter.count(nbytes)
+                self._all_reduce(tensor.detach(), op)
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Copies of every worker's tensor, in rank order. First dimensions may differ."""
+    def all_gather(self, tensor: Tensor) -> Gathered:
+        """Copies of every worker's tensor, in rank order, and whose they are. First dimensions may
+        differ.
+        """
         if self.size == 1:
-            return [tensor.detach().clone()]
-        self.meter.count(costs.all_gather_bytes(self.size, tensor.nbytes))
-        return self._all_gather(tensor.detach())
+            return Gathered([tensor.detach().clone()], [self.rank])
+        with self.meter.call("all_gather"):
+            self.meter.count(costs.all_gather_bytes(self.size, tensor.nbytes))
+            return self._all_gather(tensor.detach())
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Replace `tensor` on every worker by that of `root`."""
         self._require_rank("root", root)
         if self.size > 1:
             distance = (self.rank - root) % self.size
-            self.meter.count(costs.broadcast_bytes(self.size, distance, tensor.nbytes))
-            self._broadcast(tensor.detach(), root)
+            with self.meter.call("broadcast"):
+                self.meter.count(costs.broadcast_bytes(self.size, distance, tensor.nbytes))
+                self._broadcast(tensor.detach(), root)
         return tensor
 
     def barrier(self) -> None:
         """Wait until every worker of this comm has come here."""
         if self.size > 1:
-            self._barrier()
+            with self.meter.call("barrier"):
+                self._barrier()
 
     # --- two workers ------------------------------------------------------------------------------
 
@@ -95,13 +124,15 @@ class Comm(ABC):
         order.
         """
         self._require_peer(peer)
-        self.meter.count(tensor.nbytes)
-        self._send(tensor.detach(), peer)
+        with self.meter.call("send", self._in_world(peer)):
+            self.meter.count(tensor.nbytes)
+            self._send(tensor.detach(), peer)
 
     def recv(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for the next message of `peer` and write it into `tensor`."""
         self._require_peer(peer)
-        self._recv(tensor.detach(), peer)
+        with self.meter.call("recv", self._in_world(peer)):
+            self._recv(tensor.detach(), peer)
         return tensor
 
     def exchange(self, tensor: Tensor, peer: int) -> Tensor:
@@ -109,8 +140,9 @@ class Comm(ABC):
         call.
         """
         self._require_peer(peer)
-        self.meter.count(tensor.nbytes)
-        return self._exchange(tensor.detach(), peer)
+        with self.meter.call("exchange", self._in_world(peer)):
+            self.meter.count(tensor.nbytes)
+            return self._exchange(tensor.detach(), peer)
 
     # --- groups, shared tensors, time (core) ------------------------------------------------------
 
@@ -126,8 +158,10 @@ class Comm(ABC):
         `home`, if it lives there."""
         if home is not None:
             self._require_rank("home", home)
-        shared = self._shared(name, like, home)
+        with self.meter.call("shared"):
+            shared = self._shared(name, like, home)
         shared.is_home = home == self.rank
+        shared.counts_staleness = home is None and like.dtype.is_floating_point
         return shared
 
     @abstractmethod
@@ -164,6 +198,35 @@ class Comm(ABC):
             self.meter.paused = before
 
     @contextmanager
+    def off_the_clock(self, is_done: bool = False) -> Iterator[None]:
+        """What all workers of this comm do inside together takes no time of the run.
+
+        Their clocks stand still, and nothing is counted. They go on in the order in which they came,
+        so that who was behind is as far behind as before. `is_done`: this worker has nothing left
+        to do, and nobody waits for its clock.
+        """
+        with self.unmetered():
+            if self.clock is None:
+                yield
+                return
+            self.clock.hold()
+            try:
+                yield
+                time.sleep(self._lead(is_done))
+            finally:
+                self.clock.release()
+
+    def _lead(self, is_done: bool) -> float:
+        """By how many seconds this worker's clock is ahead of the last one's. All meet here."""
+        mine = self.now()
+        clocks = self.all_gather(torch.tensor(math.inf if is_done else mine, dtype=torch.float64))
+        return 0.0 if is_done else mine - min(map(float, clocks))
+
+    def in_order(self, act: Callable[[], None]) -> None:
+        """In virtual time: run `act` once no worker can do anything before this moment any more."""
+        raise FlockstepError("only the simulator knows an order of all that workers do")
+
+    @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
         """Collectives and messages inside travel while this worker computes; what it gives waits
         for their end.
@@ -175,9 +238,9 @@ class Comm(ABC):
     # --- what a backend moves ---------------------------------------------------------------------
 
     @abstractmethod
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Core: every worker's tensor, freshly allocated, in rank order; of those who took part,
-        if some are lost.
+    def _all_gather(self, tensor: Tensor) -> Gathered:
+        """Core: the tensors of all who took part, freshly allocated, in rank order, and their
+        ranks.
         """
 
     @abstractmethod
@@ -192,7 +255,10 @@ class Comm(ABC):
         reduce_in_rank_order(self._all_gather(tensor), op, out=tensor)
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
-        tensor.copy_(self._all_gather(tensor)[root])
+        brought = self._all_gather(tensor).by_rank()
+        if root not in brought:
+            raise WorkerLost(f"rank {root}, from which to broadcast, is lost", root)
+        tensor.copy_(brought[root])
 
     def _barrier(self) -> None:
         self._all_gather(torch.empty(0))
@@ -208,6 +274,10 @@ class Comm(ABC):
             self._recv(received, peer)
             self._send(tensor, peer)
         return received
+
+    def _in_world(self, rank: int) -> int:
+        """The world's rank of a member, for the trace."""
+        return rank
 
     def _require_rank(self, field: str, rank: int) -> None:
         require(0 <= rank < self.size, field, f"be a rank from 0 to {self.size - 1}", rank)
@@ -229,21 +299,27 @@ class SharedTensor(ABC):
     dtype: torch.dtype
     meter: Meter
     is_home = False  # whether it lives at this worker, which then has it for nothing
+    # Whether changes are updates of something that all work on: not where it belongs to one worker,
+    # nor of a clock.
+    counts_staleness = False
+    _known = 0  # how many changes by others are in the value that this worker last read
 
     def read(self, out: Tensor | None = None) -> Tensor:
         """The value now, written into `out` or into a new tensor."""
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype)
         self._check(out)
-        self._count(out.nbytes)
-        self._read(out.detach())
+        with self.meter.call("read", of=self.name):
+            self._count(out.nbytes)
+            self._read(out.detach())
         return out
 
     def write(self, tensor: Tensor) -> None:
         """Replace the value."""
         self._check(tensor)
-        self._count(tensor.nbytes)
-        self._write(tensor.detach())
+        with self.meter.call("write", of=self.name):
+            self._count(tensor.nbytes)
+            self._write(tensor.detach())
 
     def add(self, tensor: Tensor, scale: float = 1) -> None:
         """Add `scale` times `tensor` to the value."""
@@ -252,8 +328,9 @@ class SharedTensor(ABC):
         if not self.dtype.is_floating_point:
             require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
             scale = int(scale)
-        self._count(tensor.nbytes)
-        self._add(tensor.detach(), scale)
+        with self.meter.call("add", of=self.name):
+            self._count(tensor.nbytes)
+            self._add(tensor.detach(), scale)
 
     def blend(self, tensor: Tensor, weight: float) -> Tensor:
         """Move the value by `weight` of the way towards `tensor`; return the value it had. One
@@ -264,17 +341,27 @@ class SharedTensor(ABC):
         require(
             self.dtype.is_floating_point, "dtype", "be a floating-point one to blend", self.dtype
         )
-        self._count(2 * tensor.nbytes)
-        return self._blend(tensor.detach(), weight)
+        with self.meter.call("blend", of=self.name):
+            self._count(2 * tensor.nbytes)
+            return self._blend(tensor.detach(), weight)
 
     def wait_until(self, holds: Callable[[Tensor], bool]) -> Tensor:
         """Sleep until `holds(value)`, then return that value. It is looked at again whenever the
         value has changed.
         """
         value = torch.empty(self.shape, dtype=self.dtype)
-        self._count(value.nbytes)
-        self._wait_until(holds, value)
+        with self.meter.call("wait_until", of=self.name):
+            self._count(value.nbytes)
+            self._wait_until(holds, value)
         return value
+
+    def peek(self) -> Tensor:
+        """A copy of the value, for nothing: for looking at a run, never for what a method does."""
+        before, self.meter.paused = self.meter.paused, True
+        try:
+            return self.read()
+        finally:
+            self.meter.paused = before
 
     def pages(self) -> Tensor | None:
         """The memory of the value itself, where this worker can reach it; what is done to it is
@@ -282,11 +369,17 @@ class SharedTensor(ABC):
         """
         return None
 
-    @abstractmethod
-    def lock(self, in_turn: bool = False) -> AbstractContextManager[None]:
+    @contextmanager
+    def lock(self, in_turn: bool = False) -> Iterator[None]:
         """Hold the lock inside a `with`. With `in_turn`, workers get it in rank order, round
         after round.
         """
+        with self.meter.call("lock", of=self.name):
+            self._lock(in_turn)
+        try:
+            yield
+        finally:
+            self._unlock(in_turn)
 
     @abstractmethod
     def retire(self) -> None:
@@ -308,6 +401,21 @@ class SharedTensor(ABC):
 
     @abstractmethod
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None: ...
+
+    @abstractmethod
+    def _lock(self, in_turn: bool) -> None: ...
+
+    @abstractmethod
+    def _unlock(self, in_turn: bool) -> None: ...
+
+    def _has_read(self, changes: int) -> None:
+        """Backends that count changes say here how many by others are in what was read."""
+        if not self.meter.paused:  # a look from outside teaches the worker nothing
+            self._known = changes
+
+    def _has_changed(self, changes: int) -> None:
+        """Backends that count changes say here how many by others had landed before this one."""
+        self.meter.count_staleness(max(0, changes - self._known))
 
     def _count(self, nbytes: int) -> None:
         if not self.is_home:

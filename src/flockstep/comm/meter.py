@@ -1,19 +1,169 @@
-"""What a worker has put on the wire."""
+"""What a worker has put on the wire, what its calls took, and how old its updates were."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from flockstep.comm.trace import SENDING, WAITING, Trace
+
+NOT_TIMED: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass
 class Meter:
-    """What one worker has put on the wire. `exchanges` counts calls that moved a tensor."""
+    """What one worker has exchanged with the others. All its comms share one.
 
+    `exchanges` counts calls that moved a tensor. The time of a call is split into *waiting* (for
+    other workers to arrive, to take a message, for a lock or a turn, for a link to be free) and
+    *sending* (moving the bytes). What is left of the run's time is computing.
+
+    - In the simulator both are exact: sending is the cost of the transfer, waiting the rest. The
+      cost of a message is its sender's; who receives it waits.
+    - On local processes waiting is the time that a worker sleeps, sending the rest of the call.
+    - Under torchrun and on Ray waiting is agreement with the coordinator, locks and pauses, sending
+      the rest. Inside a transfer gloo does not tell waiting for a peer from moving its bytes: what
+      a call that repeats the one before waits for a late worker counts as sending.
+
+    Staleness of an update: how many changes by others a shared tensor had seen since this worker
+    last read it, when the worker changed it.
+
+    Nothing is counted while `paused`.
+    """
+
+    clock: Callable[[], float] = time.monotonic  # that of the run, in ticks
+    ticks_per_second: int = 1
+    is_virtual: bool = False  # whether the clock is the simulator's
     bytes_sent: int = 0
     exchanges: int = 0
+    steps: int = 0
+    ticks_waiting: float = 0  # whole numbers in the simulator, so that sums are exact
+    ticks_sending: float = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    staleness_count: int = 0
     paused: bool = False
+    _trace: Trace | None = field(default=None, init=False, repr=False)
+    _call: _Call = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._call = _Call(self)
+
+    @property
+    def seconds_waiting(self) -> float:
+        return self.ticks_waiting / self.ticks_per_second
+
+    @property
+    def seconds_sending(self) -> float:
+        return self.ticks_sending / self.ticks_per_second
 
     def count(self, nbytes: int) -> None:
+        """A tensor is moved: so many bytes on behalf of this worker."""
         if not self.paused:
             self.bytes_sent += nbytes
             self.exchanges += 1
+
+    def call(self, name: str, peer: int = -1, of: str = "") -> AbstractContextManager[None]:
+        """A call to the others, inside a `with`: its time is counted. One inside another is part
+        of it. `peer` is a rank of the world, `of` the name of a shared tensor.
+        """
+        call = self._call
+        if self.paused or call.is_open:
+            return NOT_TIMED
+        call.name = name
+        call.of = of
+        call.peer = peer
+        return call
+
+    def waited(self, ticks: float) -> None:
+        """Backends say here how much of the call was waiting; the rest was sending."""
+        self._call.waited += ticks
+
+    def sent(self, ticks: float) -> None:
+        """The simulator says what the call's transfer costs; the rest was waiting."""
+        self._call.sent += ticks
+
+    def count_staleness(self, changes: int) -> None:
+        """An update of a value that others have changed so often since this worker read it."""
+        if not self.paused:
+            self.staleness_sum += changes
+            self.staleness_count += 1
+            self.staleness_max = max(self.staleness_max, changes)
+
+    # --- tracing ----------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace | None:
+        """What records each call with its times; None, as it is at first: nothing does."""
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._trace = trace
+        if trace is not None:
+            trace.begin(self._seconds, self.is_virtual)
+
+    def _seconds(self) -> float:
+        return self.clock() / self.ticks_per_second
+
+
+class _Call:
+    """The call that a worker is in. There is one at a time, so the same object serves them all."""
+
+    __slots__ = (
+        "began",
+        "bytes_before",
+        "is_open",
+        "meter",
+        "name",
+        "of",
+        "peer",
+        "sent",
+        "waited",
+    )
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.is_open = False
+        self.name = ""
+        self.of = ""
+        self.peer = -1
+        self.bytes_before = 0
+        self.began: float = 0
+        self.waited: float = 0
+        self.sent: float = 0
+
+    def __enter__(self) -> None:
+        meter = self.meter
+        self.is_open = True
+        self.waited = 0
+        self.sent = 0
+        self.bytes_before = meter.bytes_sent
+        self.began = meter.clock()
+
+    def __exit__(self, *exception: object) -> None:
+        meter = self.meter
+        self.is_open = False
+        took = meter.clock() - self.began
+        # What travels in the background takes no time of the call that sent it off: not below zero.
+        waiting = max(0, took - self.sent) if meter.is_virtual else min(self.waited, took)
+        meter.ticks_waiting += waiting
+        meter.ticks_sending += took - waiting
+        if meter._trace is not None:
+            self._record(meter._trace, waiting, took)
+
+    def _record(self, trace: Trace, waiting: float, took: float) -> None:
+        """Waiting is shown before sending, although a call may wait in its middle."""
+        meter, second = self.meter, self.meter.ticks_per_second
+        began, middle = self.began / second, (self.began + waiting) / second
+        end = (self.began + took) / second
+        nbytes = meter.bytes_sent - self.bytes_before
+        name = f"{self.name} {self.of}" if self.of else self.name
+        trace.computed(began, meter.steps)
+        if waiting:
+            trace.add(WAITING, name, began, middle, 0, self.peer, meter.steps)
+        if took > waiting or nbytes:
+            trace.add(SENDING, name, middle, end, nbytes, self.peer, meter.steps)
+        trace.computing_since = end

@@ -16,13 +16,14 @@ from flockstep.data.assignment import (
 )
 from flockstep.data.augmentation import PadCropFlip
 from flockstep.data.batch_growth import BatchGrowth
-from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, find_dataset
+from flockstep.data.course import Course
+from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, dataset, find_dataset
 from flockstep.data.fetching import fetch
 from flockstep.data.files import folders
 from flockstep.data.memory import InMemory
 from flockstep.data.overlap import Overlap, overlap_of
 from flockstep.data.sampling import ORDERS, SHUFFLES, Sampling
-from flockstep.data.sources import in_order, is_stream
+from flockstep.data.sources import in_order, is_stream, source_of
 from flockstep.data.timetable import BatchSize, Timetable
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "BatchGrowth",
     "BatchSize",
     "Coarse",
+    "Course",
     "Disjoint",
     "FineGrained",
     "FullOverlap",
@@ -47,6 +49,7 @@ __all__ = [
     "PadCropFlip",
     "Sampling",
     "Timetable",
+    "dataset",
     "fetch",
     "find_assignment",
     "find_dataset",
@@ -54,4 +57,5 @@ __all__ = [
     "in_order",
     "is_stream",
     "overlap_of",
+    "source_of",
 ]

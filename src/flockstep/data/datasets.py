@@ -355,3 +355,13 @@ def find_dataset(name: str) -> DataSet:
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     return DATASETS[name]
+
+
+def dataset(name: str) -> tuple[TensorDataset, TensorDataset]:
+    """The samples of a built-in data set to train with, and those to test with.
+
+    Example:
+        train, test = fs.dataset("digits")
+        inputs, labels = train[:32]
+    """
+    return find_dataset(name).load()

@@ -5,6 +5,7 @@ steady training.
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -46,6 +47,10 @@ class Timetable(ABC):
     def epochs_done(self, steps: int) -> float:
         """How many epochs `steps` steps are, fractions too; a whole number where one ends."""
 
+    @abstractmethod
+    def step_of(self, epoch: float) -> int:
+        """The first step at which so many epochs are over, fractions too."""
+
 
 @dataclass(frozen=True)
 class Steady(Timetable):
@@ -85,6 +90,9 @@ class Steady(Timetable):
             else float(whole)
         )
 
+    def step_of(self, epoch: float) -> int:
+        return math.ceil(epoch * self._interval)
+
 
 class Growing(Timetable):
     """Batches that grow, at fractions of all samples."""
@@ -109,6 +117,13 @@ class Growing(Timetable):
             return float(whole)
         began = self._ends[whole - 1] if whole else 0
         return whole + (steps - began) / (self._ends[whole] - began)
+
+    def step_of(self, epoch: float) -> int:
+        whole = int(epoch)
+        if whole >= self.epochs:
+            return self.steps
+        began = self._ends[whole - 1] if whole else 0
+        return began + math.ceil((epoch - whole) * (self._ends[whole] - began))
 
 
 @functools.lru_cache(maxsize=8)  # a thousand simulated workers ask for the same

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
+from flockstep.optimizers.matrix_decay import adamw_on_matrices
 from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
+from flockstep.optimizers.spec import (
+    NEEDED,
+    OPTIMIZERS,
+    OptimizerSpec,
+    fields_of,
+    find_optimizer,
+)
 from flockstep.optimizers.state import average_state, learning_rate, reset_state
 from flockstep.optimizers.two_stage import TwoStage
 
 __all__ = [
     "LAMB",
     "LARS",
+    "NEEDED",
+    "OPTIMIZERS",
+    "OptimizerSpec",
     "RMSpropWarmup",
     "TwoStage",
+    "adamw_on_matrices",
     "average_state",
+    "fields_of",
+    "find_optimizer",
     "learning_rate",
     "reset_state",
 ]

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from flockstep.errors import unknown_name
+from flockstep.strategies._state import handle, load_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
 from flockstep.strategies.async_sgd import AsyncSGD
@@ -91,9 +92,13 @@ __all__ = [
     "effective_batch",
     "find_strategy",
     "growing_distance",
+    "handle",
+    "load_state",
     "local_batch",
     "pull_within",
+    "save_state",
     "settled_distance",
+    "shared_tensors",
 ]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from flockstep.codecs import Codec, Memory
+from flockstep.comm import Average, Comm, averager
 from flockstep.fields import require
+from flockstep.strategies._state import handle
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -22,23 +25,32 @@ def require_codec(codec: object) -> None:
     )
 
 
+@dataclass
 class Averager:
     """Means over the workers, of tensors of one kind that follow each other; through a codec, if
     there is one.
     """
 
-    def __init__(self, worker: Worker, codec: Codec | None, like: Tensor) -> None:
-        self._comm = worker.comm
-        self._codec = codec
-        self._memory: Memory | None = None
+    memory: Memory | None  # of the codec
+
+    comm: Comm = handle()
+    codec: Codec | None = handle()
+    plainly: Average = handle()  # without a codec
+
+    @classmethod
+    def of(
+        cls, worker: Worker, codec: Codec | None, like: Tensor, all_reduce: str = "flat"
+    ) -> Averager:
+        """For tensors like this one; all workers make it together."""
+        comm = worker.comm
+        memory = None
         if codec is not None:
-            self._memory = codec.memory(
-                like, worker.flat.shapes, seed=worker.comm.seed, rank=worker.comm.rank
-            )
+            memory = codec.memory(like, worker.flat.shapes, seed=comm.seed, rank=comm.rank)
+        return cls(memory, comm=comm, codec=codec, plainly=averager(comm, all_reduce))
 
     def average(self, tensor: Tensor) -> None:
         """Replace `tensor` on every worker by the mean."""
-        if self._codec is None or self._memory is None:
-            self._comm.all_reduce(tensor, op="mean")
+        if self.codec is None or self.memory is None:
+            self.plainly(tensor)
         else:
-            self._codec.average(self._comm, tensor, self._memory)
+            self.codec.average(self.comm, tensor, self.memory)

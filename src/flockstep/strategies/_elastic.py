@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_between
+from flockstep.strategies._state import handle
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -18,15 +22,15 @@ DEFAULT_ALPHA_TIMES_WORKERS = 0.9
 class Centre:
     """The centre x̃ as a worker sees it, and the moving rate α."""
 
-    value: SharedTensor
     alpha: float
+
+    value: SharedTensor = handle()
 
     @classmethod
     def of(cls, worker: Worker, alpha: float | None, members: int) -> Centre:
         """A centre that starts where the replicas start, for `members` that pull at it."""
-        return cls(
-            worker.comm.shared("elastic centre", worker.flat.state), moving_rate(alpha, members)
-        )
+        value = worker.comm.shared("elastic centre", worker.flat.state)
+        return cls(moving_rate(alpha, members), value=value)
 
     def pull(self, worker: Worker) -> None:
         """d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d, both with the old values. One round
@@ -35,10 +39,19 @@ class Centre:
         before = self.value.blend(worker.flat.state, self.alpha)
         worker.flat.state.lerp_(before.to(worker.flat.state.device), self.alpha)
 
+    def preview(self, worker: Worker) -> Tensor:
+        """The centre, once everybody's last pull has landed."""
+        settled = self._settled(worker)
+        worker.comm.barrier()  # nobody pulls again before all have read
+        return settled
+
     def become(self, worker: Worker) -> None:
         """Put the centre in the worker's place, once everybody's last pull has landed."""
+        worker.flat.state.copy_(self._settled(worker))
+
+    def _settled(self, worker: Worker) -> Tensor:
         worker.comm.barrier()
-        self.value.read(out=worker.flat.state)
+        return self.value.read(out=torch.empty_like(worker.flat.state))
 
 
 def moving_rate(alpha: float | None, members: int) -> float:

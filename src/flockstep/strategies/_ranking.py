@@ -17,11 +17,12 @@ SCORES = ("loss", "accuracy")
 
 
 def ranked(comm: Comm, loss: float) -> list[int]:
-    """The workers from the lowest loss to the highest; of equal ones the lower rank first. Two
-    numbers a worker.
+    """The workers from the lowest loss to the highest; of equal ones the lower rank first. One
+    number per worker.
     """
-    told = comm.all_gather(torch.tensor([loss, comm.rank], dtype=torch.float64))
-    return [int(rank) for _, rank in sorted(pair.tolist() for pair in told)]
+    told = comm.all_gather(torch.tensor(loss, dtype=torch.float64))
+    losses = {rank: float(value) for rank, value in told.by_rank().items()}
+    return sorted(losses, key=losses.__getitem__)
 
 
 def last_score(worker: Worker, score: str) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flockstep.comm import SharedTensor
-from flockstep.strategies.sync_sgd import average_buffers
+from flockstep.strategies._state import handle
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -25,13 +25,14 @@ class Server:
     −ηg for plain SGD. Statistics of batch normalisation stay each worker's own until the end, when
     they are averaged."""
 
-    value: SharedTensor
     read: Tensor
+
+    value: SharedTensor = handle()
 
     @classmethod
     def of(cls, worker: Worker) -> Server:
         own = worker.flat.parameters
-        return cls(worker.comm.shared("parameters", own), own.clone())
+        return cls(own.clone(), value=worker.comm.shared("parameters", own))
 
     def change(self, worker: Worker) -> Tensor:
         """What the worker has changed since it last read."""
@@ -42,11 +43,27 @@ class Server:
         worker.flat.parameters.copy_(self.read)
 
     def preview(self, worker: Worker) -> Tensor:
-        """The state of a model with the parameters that the server has now."""
-        return torch.cat([self.value.read().to(self.read.device), worker.flat.buffers])
+        """The state of a model with the server's parameters, once everybody's last change has
+        landed.
+        """
+        settled = self._settled(worker)
+        worker.comm.barrier()  # nobody changes the server before all have read
+        return settled
 
     def finish(self, worker: Worker) -> None:
         """Take the parameters over once everybody's last change has landed."""
+        worker.flat.state.copy_(self._settled(worker))
+        self.read.copy_(worker.flat.parameters)
+
+    def _settled(self, worker: Worker) -> Tensor:
         worker.comm.barrier()
-        self.fetch(worker)
-        average_buffers(worker)
+        parameters = self.value.read(out=torch.empty_like(self.read))
+        return torch.cat([parameters, mean_buffers(worker)])
+
+
+def mean_buffers(worker: Worker) -> Tensor:
+    """For methods that leave the statistics of batch normalisation to each worker until the end."""
+    buffers = worker.flat.buffers.clone()
+    if buffers.numel():
+        worker.comm.all_reduce(buffers, op="mean")
+    return buffers

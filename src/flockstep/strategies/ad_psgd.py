@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_choice
 from flockstep.randomness import Purpose, torch_stream
+from flockstep.strategies._state import handle
 from flockstep.strategies._topology import GRAPHS, bipartite_neighbours
 from flockstep.strategies.base import Strategy
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class ADPSGDState:
-    models: dict[int, SharedTensor]  # of the passive workers, each living at its own
     read: Tensor  # passive: what this worker's gradient is of
     neighbours: list[int]
     draw: torch.Generator
+
+    models: dict[int, SharedTensor] = handle()  # of the passive workers, each living at its own
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,18 @@ class ADPSGD(Strategy[ADPSGDState]):
     def __post_init__(self) -> None:
         require_choice("graph", self.graph, tuple(GRAPHS))
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def init(self, worker: Worker) -> ADPSGDState:
         comm, own = worker.comm, worker.flat.state
         models = {
             rank: comm.shared(f"model {rank}", own, home=rank) for rank in range(1, comm.size, 2)
         }
         draw = torch_stream(Purpose.NEIGHBOUR, comm.seed, comm.rank)
-        return ADPSGDState(
-            models, own.clone(), bipartite_neighbours(self.graph, comm.rank, comm.size), draw
-        )
+        neighbours = bipartite_neighbours(self.graph, comm.rank, comm.size)
+        return ADPSGDState(own.clone(), neighbours, draw, models=models)
 
     def before_step(self, worker: Worker, state: ADPSGDState) -> None:
         mine = state.models.get(worker.comm.rank)
@@ -90,7 +95,12 @@ class ADPSGD(Strategy[ADPSGDState]):
             theirs = state.models[peer].blend(own, 0.5)
         own.lerp_(theirs.to(own.device), 0.5)
 
-    def finish(self, worker: Worker, state: ADPSGDState) -> None:
+    def preview(self, worker: Worker, state: ADPSGDState) -> Tensor:
         worker.comm.barrier()  # nobody averages with a passive worker any more
-        self.before_step(worker, state)
-        worker.comm.all_reduce(worker.flat.state, op="mean")
+        own, mine = worker.flat.state.clone(), state.models.get(worker.comm.rank)
+        if mine is not None:
+            mine.read(out=own)
+        return worker.comm.all_reduce(own, op="mean")
+
+    def finish(self, worker: Worker, state: ADPSGDState) -> None:
+        worker.flat.state.copy_(self.preview(worker, state))

@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import SharedTensor
 from flockstep.fields import require, require_number
 from flockstep.strategies._server import Server
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 from flockstep.strategies.eamsgd import require_momentum
 
@@ -23,9 +24,10 @@ ONE = torch.ones(1, dtype=torch.int64)
 @dataclass
 class AsyncSGDState:
     server: Server
-    velocity: SharedTensor | None  # the server's momentum
-    clock: SharedTensor | None  # updates so far
     read_at: int = 0  # the clock when this worker last read
+
+    velocity: SharedTensor | None = handle()  # the server's momentum
+    clock: SharedTensor | None = handle()  # updates so far
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,15 @@ class AsyncSGD(Strategy[AsyncSGDState]):
             self.delay_compensation,
         )
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def init(self, worker: Worker) -> AsyncSGDState:
         comm, own = worker.comm, worker.flat.parameters
         velocity = comm.shared("velocity", torch.zeros_like(own)) if self.momentum else None
         clock = comm.shared("clock", torch.zeros_like(ONE)) if self.staleness_aware else None
-        return AsyncSGDState(Server.of(worker), velocity, clock)
+        return AsyncSGDState(Server.of(worker), velocity=velocity, clock=clock)
 
     def optimizer_step(self, worker: Worker, state: AsyncSGDState) -> None:
         server = state.server

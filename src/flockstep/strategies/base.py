@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from flockstep.strategies._state import load_state, save_state
+
 if TYPE_CHECKING:
     from flockstep.worker import Worker
 
@@ -19,10 +21,10 @@ class Strategy(Generic[State]):
     nothing.
 
     The spec is shared by all workers and never changes; what changes lives in the state that `init`
-    returns, one for each worker. Hooks are plain blocking code of one worker, run without
-    gradients. They talk to the others through `worker.comm` and change `worker.flat.state`,
-    `.parameters` and `.gradients` in place. They are only called where there is more than one
-    worker."""
+    returns, one for each worker, and nowhere else, so that a run can be saved. Hooks are plain
+    blocking code of one worker, run without gradients. They talk to the others through
+    `worker.comm` and change `worker.flat.state`, `.parameters` and `.gradients` in place. They are
+    only called where there is more than one worker."""
 
     name: ClassVar[str]
     """The name on the command line."""
@@ -34,9 +36,18 @@ class Strategy(Generic[State]):
         """
         return False
 
+    @property
+    def waits(self) -> bool:
+        """Whether a worker may ever wait for a step of another.
+
+        If so, all workers must take the same number of steps, and who is stopped early must be
+        stopped with all others, after the same step. That is the safe answer; a method whose
+        workers never wait before `finish` says False."""
+        return True
+
     def init(self, worker: Worker) -> State:
-        """The worker's state. All replicas are equal at this moment, and what it moves is not
-        counted.
+        """The worker's state: data, and handles that are marked with `fs.handle()`. All replicas
+        are equal at this moment, and what it moves is not counted.
         """
         return None  # type: ignore[return-value]
 
@@ -57,11 +68,24 @@ class Strategy(Generic[State]):
     def after_step(self, worker: Worker, state: State) -> None:
         """After the parameters have moved; `worker.steps` counts this step already."""
 
-    def preview(self, worker: Worker, state: State) -> Tensor | None:
-        """The flat state that stands for the run at this moment, for evaluation; None: this
-        worker's own.
-        """
-        return None
+    def preview(self, worker: Worker, state: State) -> Tensor:
+        """The flat state of the model that stands for the run at this moment: to the bit what
+        `finish` would now leave in `worker.flat.state`, in a tensor that the caller may keep.
+
+        All workers call it together, off the meter, and may talk to each other. It changes nothing.
+        By default it runs `finish` and undoes what that did to `worker.flat.state` and to the data
+        of the strategy's state. A method whose `finish` does more (to shared tensors, turns, hooks)
+        says its own preview, and finishes with it."""
+        if type(self).finish is Strategy.finish:
+            return worker.flat.state.clone()
+        before = worker.flat.state.clone()
+        tensors, values = save_state(state, type(self).__name__)
+        try:
+            self.finish(worker, state)
+            return worker.flat.state.clone()
+        finally:
+            worker.flat.state.copy_(before)
+            load_state(state, tensors, values)
 
     def finish(self, worker: Worker, state: State) -> None:
         """Make `worker.flat.state` that of the model that represents the run, on every worker."""

@@ -22,7 +22,7 @@ class BestOnly(Strategy[None]):
 
     NoSync with best=1 and pull=1. finish: the best once more, unless all have just become it.
 
-    Bytes: two numbers a worker and one broadcast of parameters and buffers every `period` steps.
+    Bytes: one number per worker and one broadcast of parameters and buffers every `period` steps.
 
     Use: as the extreme of the swarm in comparisons.
 

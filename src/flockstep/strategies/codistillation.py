@@ -22,6 +22,7 @@ from flockstep.fields import (
     require_number,
 )
 from flockstep.strategies._ranking import ranked
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class CodistillationState:
-    group: Comm
-    peers: Comm  # the workers of the same place in all groups
-    hook: RemovableHandle
-    prediction: list[Tensor]  # the model's last output, as the hook has seen it
-    lens: nn.Module  # a copy of the model in evaluation mode, to see what teachers predict
-    # Parameters and buffers, by name.
-    teachers: list[dict[str, Tensor]] = field(default_factory=list)
+    teachers: list[Tensor] = field(default_factory=list)  # parameters and buffers, flat
     is_distilled: bool = False  # whether the loss of this step had the teachers in it
+
+    group: Comm = handle()
+    peers: Comm = handle()  # the workers of the same place in all groups
+    hook: RemovableHandle = handle()
+    prediction: list[Tensor] = handle()  # the model's last output, as the hook has seen it
+    lens: nn.Module = handle()  # a copy in evaluation mode, to see what teachers predict
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Codistillation(Strategy[CodistillationState]):
 
     Bytes: one all-reduce of the gradients a step inside each group; every exchange_period steps
     from burn_in on, all groups' parameters and buffers to all (an all-gather between the workers of
-    the same place in their groups) or, in a ring, to the next; at the end two numbers a worker and
+    the same place in their groups) or, in a ring, to the next; at the end one number per worker and
     one broadcast.
 
     Use: with more workers than one batch can use; teachers may be old, so exchanges can be rare.
@@ -113,7 +114,9 @@ class Codistillation(Strategy[CodistillationState]):
 
         hook = worker.model.register_forward_hook(remember)
         group, peers = comm.split(comm.rank // size), comm.split(comm.rank % size)
-        return CodistillationState(group, peers, hook, prediction, lens)
+        return CodistillationState(
+            group=group, peers=peers, hook=hook, prediction=prediction, lens=lens
+        )
 
     def before_step(self, worker: Worker, state: CodistillationState) -> None:
         state.is_distilled = False
@@ -124,9 +127,8 @@ class Codistillation(Strategy[CodistillationState]):
     def _meet_teachers(self, worker: Worker, state: CodistillationState) -> None:
         own, peers = worker.flat.state, state.peers
         if self.topology == "complete":
-            others = peers.all_gather(own)
-            # Who is lost leaves no gap, so the own one is found by its value.
-            del others[next(place for place, other in enumerate(others) if torch.equal(other, own))]
+            told = peers.all_gather(own).by_rank()
+            others = [other for rank, other in told.items() if rank != peers.rank]
         else:
             others = []
             with suppress(WorkerLost):
@@ -134,7 +136,7 @@ class Codistillation(Strategy[CodistillationState]):
             with suppress(WorkerLost):
                 others = [peers.recv(torch.empty_like(own), (peers.rank - 1) % peers.size)]
         if others:  # teachers that are lost teach on as they were
-            state.teachers = [worker.flat.named(worker.model, other) for other in others]
+            state.teachers = others
 
     def on_loss(
         self, worker: Worker, state: CodistillationState, loss: Tensor, batch: Any
@@ -144,9 +146,8 @@ class Codistillation(Strategy[CodistillationState]):
             return loss
         inputs, heat = batch[0], self.temperature
         with torch.no_grad():
-            predictions = [
-                functional_call(state.lens, teacher, (inputs,)) for teacher in state.teachers
-            ]
+            teachers = [worker.flat.named(worker.model, teacher) for teacher in state.teachers]
+            predictions = [functional_call(state.lens, teacher, (inputs,)) for teacher in teachers]
             targets = torch.stack(
                 [F.softmax(prediction / heat, dim=-1) for prediction in predictions]
             ).mean(0)
@@ -162,11 +163,14 @@ class Codistillation(Strategy[CodistillationState]):
         state.prediction.clear()
         state.group.all_reduce(worker.flat.gradients, op="mean")
 
-    def finish(self, worker: Worker, state: CodistillationState) -> None:
+    def preview(self, worker: Worker, state: CodistillationState) -> Tensor:
+        own, loss = worker.flat.state.clone(), torch.tensor(worker.smooth_loss, dtype=torch.float64)
         if worker.flat.buffers.numel():
-            state.group.all_reduce(worker.flat.buffers, op="mean")
-        loss = state.group.all_reduce(
-            torch.tensor(worker.smooth_loss, dtype=torch.float64), op="mean"
-        )
-        broadcast_from_first(worker.comm, worker.flat.state, ranked(worker.comm, float(loss)))
+            state.group.all_reduce(own[worker.flat.count :], op="mean")
+        state.group.all_reduce(loss, op="mean")
+        broadcast_from_first(worker.comm, own, ranked(worker.comm, float(loss)))
+        return own
+
+    def finish(self, worker: Worker, state: CodistillationState) -> None:
+        worker.flat.state.copy_(self.preview(worker, state))
         state.hook.remove()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass
 class DiLoCoState:
     start: Tensor  # θ, where all replicas stood after the last exchange, and the buffers
-    outer: torch.optim.SGD
+    outer: torch.optim.SGD  # of the parameters in `start`
     averager: Averager
     exchanged_at: int = 0
 
@@ -81,7 +81,7 @@ class DiLoCo(Strategy[DiLoCoState]):
             momentum=self.outer_momentum,
             nesterov=self.nesterov and self.outer_momentum > 0,
         )
-        return DiLoCoState(start, outer, Averager(worker, self.codec, start))
+        return DiLoCoState(start, outer, Averager.of(worker, self.codec, start))
 
     def after_step(self, worker: Worker, state: DiLoCoState) -> None:
         if worker.steps % self.period == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from flockstep.fields import require_integer
@@ -51,6 +52,10 @@ class Downpour(Strategy[Server]):
         require_integer("push_period", self.push_period, 1)
         require_integer("fetch_period", self.fetch_period, 1)
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def init(self, worker: Worker) -> Server:
         return Server.of(worker)
 
@@ -75,9 +80,29 @@ class Downpour(Strategy[Server]):
         state.read.copy_(worker.flat.parameters)
 
     def preview(self, worker: Worker, state: Server) -> Tensor:
-        return state.preview(worker)
+        settled, count = state.preview(worker), worker.flat.count
+        unsent = torch.zeros_like(state.read)
+        if self._has_unsent(worker):
+            unsent = state.change(worker)
+        settled[:count] = self._with_all(worker, settled[:count], unsent)
+        return settled
+
+    def _with_all(self, worker: Worker, parameters: Tensor, unsent: Tensor) -> Tensor:
+        """The parameters with what every worker has not pushed yet, added in rank order."""
+        comm = worker.comm
+        while True:
+            leads = comm.rank == comm.members[0]
+            own = parameters + unsent if leads else unsent  # the sum begins with the parameters
+            total = torch.cat([own, own.new_tensor([leads])])
+            comm.all_reduce(total)
+            if total[-1]:  # or else the one who leads was just lost
+                return total[:-1]
 
     def finish(self, worker: Worker, state: Server) -> None:
-        if worker.steps % self.push_period:
-            self._push(worker, state)
+        with state.value.lock(in_turn=True):  # so that the sum is the same whoever comes first
+            if self._has_unsent(worker):
+                self._push(worker, state)
         state.finish(worker)
+
+    def _has_unsent(self, worker: Worker) -> bool:
+        return worker.steps % self.push_period != 0

@@ -13,6 +13,7 @@ from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
 from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._elastic import Centre, require_alpha
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 @dataclass
 class EAWildState:
     centre: Centre
-    group: Comm | None
     # The same on all members of a group, so that they agree on the representative:
     speakers: list[int]  # who can be it: those who were not lost when it was their turn
     draw: torch.Generator
+
+    group: Comm | None = handle()
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,23 @@ class EAWild(Strategy[EAWildState]):
             require_integer("groups", self.groups, 1)
         require_choice("representative", self.representative, ("first", "random"))
 
+    @property
+    def waits(self) -> bool:
+        return self.groups is not None
+
     def init(self, worker: Worker) -> EAWildState:
         comm = worker.comm
         if self.groups is None:
             draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed)
-            return EAWildState(Centre.of(worker, self.alpha, comm.size), None, [], draw)
+            centre = Centre.of(worker, self.alpha, comm.size)
+            return EAWildState(centre, [], draw, group=None)
         divides = comm.size % self.groups == 0
         require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
         colour = comm.rank * self.groups // comm.size
         draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed, colour)
         group = comm.split(colour)
-        return EAWildState(
-            Centre.of(worker, self.alpha, self.groups), group, list(range(group.size)), draw
-        )
+        centre = Centre.of(worker, self.alpha, self.groups)
+        return EAWildState(centre, list(range(group.size)), draw, group=group)
 
     def on_gradients(self, worker: Worker, state: EAWildState) -> None:
         if state.group is not None:
@@ -114,7 +120,7 @@ class EAWild(Strategy[EAWildState]):
         return True
 
     def preview(self, worker: Worker, state: EAWildState) -> Tensor:
-        return state.centre.value.read()
+        return state.centre.preview(worker)
 
     def finish(self, worker: Worker, state: EAWildState) -> None:
         state.centre.become(worker)

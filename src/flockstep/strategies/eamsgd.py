@@ -77,7 +77,7 @@ class EAMSGD(Strategy[EAMSGDState]):
                 state.centre.pull(worker)
 
     def preview(self, worker: Worker, state: EAMSGDState) -> Tensor:
-        return state.centre.value.read()
+        return state.centre.preview(worker)
 
     def finish(self, worker: Worker, state: EAMSGDState) -> None:
         state.centre.value.retire()

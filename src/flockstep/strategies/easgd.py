@@ -80,7 +80,9 @@ class EASGD(Strategy[EASGDState]):
         centre.add_(worker.comm.all_reduce(pull))
 
     def preview(self, worker: Worker, state: EASGDState) -> Tensor:
-        return state.centre if isinstance(state.centre, Tensor) else state.centre.value.read()
+        if isinstance(state.centre, Tensor):
+            return state.centre.clone()
+        return state.centre.preview(worker)
 
     def finish(self, worker: Worker, state: EASGDState) -> None:
         if isinstance(state.centre, Tensor):

@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_between
 from flockstep.randomness import Purpose, torch_stream
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 @dataclass
 class GoSGDState:
     weight: float  # a
-    # Of all workers, each living at its own: Σ a·x and Σ a of what has arrived.
-    mailboxes: list[SharedTensor]
-    empty: Tensor
     draw: torch.Generator
+
+    # Of all workers, each living at its own: Σ a·x and Σ a of what has arrived.
+    mailboxes: list[SharedTensor] = handle()
+    empty: Tensor = handle()  # what a mailbox is when nothing is in it
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,17 @@ class GoSGD(Strategy[GoSGDState]):
     def __post_init__(self) -> None:
         require_between("probability", self.probability, 0, 1)
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def init(self, worker: Worker) -> GoSGDState:
         comm, own = worker.comm, worker.flat.state
         # Half precision would soon forget weights.
         empty = torch.zeros(own.numel() + 1, dtype=torch.promote_types(own.dtype, torch.float32))
         mailboxes = [comm.shared(f"mailbox {rank}", empty, home=rank) for rank in range(comm.size)]
         draw = torch_stream(Purpose.GOSSIP, comm.seed, comm.rank)
-        return GoSGDState(1 / comm.size, mailboxes, empty, draw)
+        return GoSGDState(1 / comm.size, draw, mailboxes=mailboxes, empty=empty)
 
     def after_step(self, worker: Worker, state: GoSGDState) -> None:
         self._take(worker, state)
@@ -78,27 +84,44 @@ class GoSGD(Strategy[GoSGDState]):
     def _send(self, worker: Worker, state: GoSGDState, peer: int) -> None:
         state.weight /= 2
         with state.mailboxes[peer].lock():
-            state.mailboxes[peer].add(self._weighted(worker, state))
+            state.mailboxes[peer].add(self._weighted(worker.flat.state, state.weight, state))
 
     def _take(self, worker: Worker, state: GoSGDState) -> None:
         """Empty the mailbox; the weighted mean of what was in it and the own parameters."""
         mailbox = state.mailboxes[worker.comm.rank]
         with mailbox.lock():
             message = mailbox.blend(state.empty, 1.0)
+        state.weight = self._join(message, worker.flat.state, state.weight)
+
+    def _join(self, message: Tensor, own: Tensor, weight: float) -> float:
+        """Change `own` to the weighted mean of itself and the message; return its new weight."""
         arrived = float(message[-1])
-        if arrived:
-            own, total = worker.flat.state, state.weight + arrived
-            own.mul_(state.weight / total).add_(message[:-1].to(own), alpha=1 / total)
-            state.weight = total
+        if not arrived:
+            return weight
+        total = weight + arrived
+        own.mul_(weight / total).add_(message[:-1].to(own), alpha=1 / total)
+        return total
+
+    def preview(self, worker: Worker, state: GoSGDState) -> Tensor:
+        worker.comm.barrier()  # all messages have arrived
+        message = state.mailboxes[worker.comm.rank].read()
+        own = worker.flat.state.clone()
+        weight = self._join(message, own, state.weight)
+        return self._mean(worker, own, weight, state)
 
     def finish(self, worker: Worker, state: GoSGDState) -> None:
         worker.comm.barrier()  # all messages have arrived
         self._take(worker, state)
-        total = worker.comm.all_reduce(self._weighted(worker, state))
-        # Less than one if a lost worker took its weight with it.
-        worker.flat.state.copy_(total[:-1] / total[-1])
+        own = worker.flat.state
+        own.copy_(self._mean(worker, own, state.weight, state))
 
-    def _weighted(self, worker: Worker, state: GoSGDState) -> Tensor:
+    def _mean(self, worker: Worker, own: Tensor, weight: float, state: GoSGDState) -> Tensor:
+        """Σ a·x / Σ a over the workers."""
+        total = worker.comm.all_reduce(self._weighted(own, weight, state))
+        # The weights sum to less than one if a lost worker took its own with it.
+        return (total[:-1] / total[-1]).to(own)
+
+    def _weighted(self, own: Tensor, weight: float, state: GoSGDState) -> Tensor:
         """a·x and a, as they travel."""
-        own = worker.flat.state.to(state.empty.dtype)
-        return torch.cat([own * state.weight, own.new_tensor([state.weight])])
+        own = own.to(state.empty.dtype)
+        return torch.cat([own * weight, own.new_tensor([weight])])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from flockstep.strategies._server import Server
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass
 class HogwildState:
     server: Server
-    is_direct: bool  # whether the model's parameters are the shared memory itself
+
+    is_direct: bool = handle()  # whether the model's parameters are the shared memory itself
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Hogwild(Strategy[HogwildState]):
 
     name: ClassVar[str] = "hogwild"
 
+    @property
+    def waits(self) -> bool:
+        return False
+
     def init(self, worker: Worker) -> HogwildState:
         server = Server.of(worker)
         pages = server.value.pages()
@@ -56,7 +62,7 @@ class Hogwild(Strategy[HogwildState]):
         )
         if pages is not None and is_direct:
             worker.flat.live_in(pages)
-        return HogwildState(server, is_direct)
+        return HogwildState(server, is_direct=is_direct)
 
     def before_step(self, worker: Worker, state: HogwildState) -> None:
         if state.is_direct:

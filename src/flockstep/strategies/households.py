@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flockstep.comm import Comm
 from flockstep.fields import require, require_integer
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class HouseholdsState:
-    household: Comm
-    neighbourhood: Comm | None
     averaged_at: int = 0  # the step after which all replicas were last equal
+
+    household: Comm = handle()
+    neighbourhood: Comm | None = handle()
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,10 @@ class Households(Strategy[HouseholdsState]):
             self.count,
         )
         household = comm.split(comm.rank * self.count // comm.size)
-        if self.neighbourhoods is None:
-            return HouseholdsState(household, None)
-        return HouseholdsState(household, comm.split(comm.rank * self.neighbourhoods // comm.size))
+        neighbourhood = None
+        if self.neighbourhoods is not None:
+            neighbourhood = comm.split(comm.rank * self.neighbourhoods // comm.size)
+        return HouseholdsState(household=household, neighbourhood=neighbourhood)
 
     def on_gradients(self, worker: Worker, state: HouseholdsState) -> None:
         if self.household_period == 1:

@@ -23,7 +23,7 @@ class Independent(Strategy[None]):
     One batch's loss is mostly noise, so the losses compared are exponential means over the last ten
     steps or so; of equal ones the lowest rank wins.
 
-    Bytes: nothing while training; at the end two numbers a worker and one broadcast of the model.
+    Bytes: nothing while training; at the end one number per worker and one broadcast of the model.
 
     Use: as the control in every comparison.
 
@@ -32,6 +32,10 @@ class Independent(Strategy[None]):
     """
 
     name: ClassVar[str] = "independent"
+
+    @property
+    def waits(self) -> bool:
+        return False
 
     def finish(self, worker: Worker, state: None) -> None:
         # A worker that took no step has no loss, and represents nothing.

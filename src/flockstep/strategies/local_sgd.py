@@ -69,7 +69,7 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     def init(self, worker: Worker) -> LocalSGDState:
         start = None if self.codec is None else worker.flat.state.clone()
-        return LocalSGDState(Averager(worker, self.codec, worker.flat.state), start)
+        return LocalSGDState(Averager.of(worker, self.codec, worker.flat.state), start)
 
     def after_step(self, worker: Worker, state: LocalSGDState) -> None:
         if self.period is None or worker.steps % self.period:

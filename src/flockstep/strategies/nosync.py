@@ -18,6 +18,7 @@ from flockstep.fields import (
     require_integer,
 )
 from flockstep.strategies._ranking import SCORES, last_score, ranked
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 @dataclass
 class NoSyncState:
     centres: deque[Tensor]  # of the last exchanges, the oldest first
-    wait: Callable[[], None] = lambda: None  # until the newest of them is there
+
+    wait: Callable[[], None] = handle()  # until the newest of them is there
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class NoSync(Strategy[NoSyncState]):
     normalisation are pulled with the parameters. How far apart the workers settle:
     `fs.settled_distance`.
 
-    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise two
-    numbers a worker, and n−1 + w−1 messages of parameters, buffers and a count in all: summed at
+    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise one
+    number per worker, and n−1 + w−1 messages of parameters, buffers and a count in all: summed at
     the best of N, and broadcast from there. At the end one all-reduce.
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.
@@ -91,7 +93,7 @@ class NoSync(Strategy[NoSyncState]):
             f"be at most the workers, {workers}",
             self.best,
         )
-        return NoSyncState(deque(maxlen=self.staleness + 1))
+        return NoSyncState(deque(maxlen=self.staleness + 1), wait=lambda: None)
 
     def after_step(self, worker: Worker, state: NoSyncState) -> None:
         if worker.steps % self.period or self.pull == 0:
@@ -117,6 +119,9 @@ class NoSync(Strategy[NoSyncState]):
         broadcast_from_first(comm, total, best_first)
         return total[:-1].div_(total[-1]).to(own.dtype)
 
+    def preview(self, worker: Worker, state: NoSyncState) -> Tensor:
+        return worker.comm.all_reduce(worker.flat.state.clone(), op="mean")
+
     def finish(self, worker: Worker, state: NoSyncState) -> None:
         state.wait()
-        worker.comm.all_reduce(worker.flat.state, op="mean")
+        worker.flat.state.copy_(self.preview(worker, state))

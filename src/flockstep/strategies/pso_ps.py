@@ -51,8 +51,8 @@ class PSOPS(Strategy[PSOPSState]):
     local and global search weaken"); `decay` says what 1/λ multiplies. Public re-implementations
     report that PSO loses to plain averaging: always show LocalSGD at equal bytes beside it.
 
-    Bytes: two numbers a worker and one broadcast of the parameters every `period` steps; at the end
-    the same with the buffers.
+    Bytes: one number per worker and one broadcast of the parameters every `period` steps; at the
+    end the same with the buffers.
 
     Use: to study swarm optimisation; see the caveat above.
 

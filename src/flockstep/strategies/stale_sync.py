@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_integer
 from flockstep.strategies._server import Server
+from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ FOREVER = 1 << 40  # steps ahead of everybody: nobody waits for who has finished
 @dataclass
 class StaleSyncState:
     server: Server
-    clocks: SharedTensor  # the steps that each worker has finished
-    tick: Tensor  # adds one to this worker's
+    tick: Tensor  # adds one to this worker's clock
     largest_lead: int = 0  # over the slowest, at the start of any step
+
+    clocks: SharedTensor = handle()  # the steps that each worker has finished
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class StaleSync(Strategy[StaleSyncState]):
         tick = torch.zeros(comm.size, dtype=torch.int64)
         clocks = comm.shared("clocks", tick)
         tick[comm.rank] = 1
-        return StaleSyncState(Server.of(worker), clocks, tick)
+        return StaleSyncState(Server.of(worker), tick, clocks=clocks)
 
     def before_step(self, worker: Worker, state: StaleSyncState) -> None:
         comm = worker.comm

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+from torch import Tensor
+
 from flockstep.codecs import Codec
-from flockstep.comm import Average, averager, require_algorithm
+from flockstep.comm import require_algorithm
 from flockstep.fields import require
 from flockstep.strategies._compressed import Averager, require_codec
+from flockstep.strategies._server import mean_buffers
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SyncSGDState:
-    average: Average
+    averager: Averager
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,14 @@ class SyncSGD(Strategy[SyncSGDState]):
         )
 
     def init(self, worker: Worker) -> SyncSGDState:
-        if self.codec is not None:
-            return SyncSGDState(Averager(worker, self.codec, worker.flat.gradients).average)
-        return SyncSGDState(averager(worker.comm, self.all_reduce))
+        gradients = worker.flat.gradients
+        return SyncSGDState(Averager.of(worker, self.codec, gradients, self.all_reduce))
 
     def on_gradients(self, worker: Worker, state: SyncSGDState) -> None:
-        state.average(worker.flat.gradients)
+        state.averager.average(worker.flat.gradients)
+
+    def preview(self, worker: Worker, state: SyncSGDState) -> Tensor:
+        return torch.cat([worker.flat.parameters, mean_buffers(worker)])
 
     def finish(self, worker: Worker, state: SyncSGDState) -> None:
-        average_buffers(worker)
-
-
-def average_buffers(worker: Worker) -> None:
-    """For methods that leave the statistics of batch normalisation to each worker until the end."""
-    if worker.flat.buffers.numel():
-        worker.comm.all_reduce(worker.flat.buffers, op="mean")
+        worker.flat.buffers.copy_(mean_buffers(worker))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from flockstep.tasks.builtin import TASKS
+from flockstep.tasks.builtin import TASKS, task
 from flockstep.tasks.label_smoothing import SmoothedLoss
 from flockstep.tasks.task import (
     Task,
     classification_accuracy,
     classification_loss,
     find_task,
+    mean_scores,
     token_loss,
 )
 
@@ -19,5 +20,7 @@ __all__ = [
     "classification_accuracy",
     "classification_loss",
     "find_task",
+    "mean_scores",
+    "task",
     "token_loss",
 ]

@@ -7,12 +7,8 @@ Where a paper leaves something open, the comment says what was chosen.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch import nn
-from torch.optim import SGD, Adam, AdamW
 
 from flockstep.data import CIFAR10_PIXELS, InMemory, Normalized, find_dataset
 from flockstep.models import (
@@ -27,6 +23,7 @@ from flockstep.models import (
     ResNet20,
     RowLSTM,
 )
+from flockstep.optimizers import OptimizerSpec
 from flockstep.schedules import (
     Cosine,
     Polynomial,
@@ -37,6 +34,7 @@ from flockstep.tasks.task import (
     Task,
     classification_accuracy,
     classification_loss,
+    find_task,
     token_loss,
 )
 
@@ -64,20 +62,6 @@ def _raw(load: Callable[[str], Any], name: str) -> Any:
     return InMemory(*load(name).tensors, prepare=raw)
 
 
-def _decaying_matrices(
-    parameters: Iterable[nn.Parameter], decay: float, **settings: Any
-) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices alone: not on the scales of normalisation."""
-    by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for parameter in parameters:
-        by_kind[parameter.ndim > 1].append(parameter)
-    groups = [
-        {"params": by_kind[True], "weight_decay": decay},
-        {"params": by_kind[False], "weight_decay": 0.0},
-    ]
-    return AdamW(groups, **settings)
-
-
 _classifier = functools.partial(Task, loss=classification_loss, metric=classification_accuracy)
 
 
@@ -90,12 +74,12 @@ def _data(name: str) -> dict[str, Any]:
 
 
 TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
+    each.name: each
+    for each in (
         _classifier(
             "digits-mlp",
             functools.partial(MLP, 64, 128, 10),
-            functools.partial(SGD, lr=0.05, momentum=0.9),
+            OptimizerSpec("sgd", lr=0.05, momentum=0.9),
             **_data("digits"),
             batch_size=16,
             epochs=10,
@@ -103,7 +87,7 @@ TASKS: dict[str, Task] = {
         _classifier(
             "digits-cnn",
             DigitsCNN,
-            functools.partial(SGD, lr=0.05, momentum=0.9),
+            OptimizerSpec("sgd", lr=0.05, momentum=0.9),
             **_data("digits"),
             batch_size=16,
             epochs=10,
@@ -111,7 +95,7 @@ TASKS: dict[str, Task] = {
         _classifier(  # Ye et al. (2020), PSO-PS; Adam's rate is not given: its usual one
             "mnist-lenet",
             LeNet,
-            functools.partial(Adam, lr=1e-3),
+            OptimizerSpec("adam", lr=1e-3),
             **_data("mnist"),
             batch_size=256,
             epochs=25,
@@ -119,7 +103,7 @@ TASKS: dict[str, Task] = {
         _classifier(  # Wongpanich et al. (2020); optimizer and rate are not given: Adam, warmed up
             "mnist-lstm",
             RowLSTM,
-            functools.partial(Adam, lr=5e-3),
+            OptimizerSpec("adam", lr=5e-3),
             **_data("mnist"),
             global_batch=8192,
             epochs=50,
@@ -129,7 +113,7 @@ TASKS: dict[str, Task] = {
         _classifier(
             "fashion-lenet",
             LeNet5,
-            functools.partial(SGD, lr=0.01, momentum=0.9, weight_decay=5e-4),
+            OptimizerSpec("sgd", lr=0.01, momentum=0.9, weight_decay=5e-4),
             **_data("fashion-mnist"),
             global_batch=64,
             epochs=10,
@@ -140,7 +124,7 @@ TASKS: dict[str, Task] = {
         _classifier(
             "cifar10-full",
             Cifar10Full,
-            functools.partial(SGD, lr=0.001, momentum=0.9, weight_decay=0.004),
+            OptimizerSpec("sgd", lr=0.001, momentum=0.9, weight_decay=0.004),
             train=functools.partial(_raw, _train, "cifar10"),
             test=functools.partial(_raw, _test, "cifar10"),
             data="cifar10",
@@ -151,7 +135,7 @@ TASKS: dict[str, Task] = {
         _classifier(  # Håland and Birkeland (2020): 45,000 samples to train with, 64,000 steps
             "cifar10-resnet20",
             ResNet20,
-            functools.partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-4),
+            OptimizerSpec("sgd", lr=0.1, momentum=0.9, weight_decay=1e-4),
             **_data("cifar10") | {"train": functools.partial(_train_without_validation, "cifar10")},
             global_batch=128,
             epochs=182,
@@ -160,7 +144,7 @@ TASKS: dict[str, Task] = {
         _classifier(  # Isakov and Kinsy (2018), NoSync; every worker has this batch
             "cifar10-resnet18",
             ResNet18,
-            functools.partial(SGD, lr=0.1, momentum=0.9),
+            OptimizerSpec("sgd", lr=0.1, momentum=0.9),
             **_data("cifar10"),
             batch_size=512,
             epochs=30,
@@ -168,7 +152,7 @@ TASKS: dict[str, Task] = {
         _classifier(  # Huang et al. (2017)
             "cifar10-densenet40",
             DenseNet40,
-            functools.partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4),
+            OptimizerSpec("sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4),
             **_data("cifar10"),
             global_batch=64,
             epochs=300,
@@ -178,7 +162,7 @@ TASKS: dict[str, Task] = {
         Task(
             "shakespeare-gpt",
             GPT,
-            functools.partial(_decaying_matrices, decay=0.1, lr=1e-3, betas=(0.9, 0.99)),
+            OptimizerSpec("adamw_on_matrices", lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1),
             loss=token_loss,
             metric=classification_accuracy,
             **_data("tinyshakespeare"),
@@ -188,3 +172,13 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
+
+
+def task(name: str) -> Task:
+    """A built-in task by name, or the one behind `package.module:task`.
+
+    Example:
+        task = fs.task("fashion-lenet")
+        optimizer = task.optimizer(task.model().parameters())
+    """
+    return find_task(name, TASKS)

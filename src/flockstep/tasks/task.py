@@ -11,14 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
-from flockstep.data import in_order
+from flockstep.data import in_order, is_stream, source_of
 from flockstep.device import on_device
 from flockstep.errors import UnknownName, unknown_name
 from flockstep.fields import require, require_integer
+from flockstep.randomness import Purpose, numpy_stream
 from flockstep.schedules import Schedule
 from flockstep.tasks.fit import require_fit
 from flockstep.tasks.label_smoothing import SmoothedLoss
+
+EVALUATION_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Task:
     global_batch: int | None = None
     schedule: Schedule | None = None
     data: str | None = None
+    validation: Any = None
 
     def __post_init__(self) -> None:
         for field in ("model", "optimizer", "loss", "metric"):
@@ -65,6 +70,9 @@ class Task:
         require_integer("epochs", self.epochs, 1)
         if self.global_batch is not None:
             require_integer("global_batch", self.global_batch, 1)
+        if isinstance(self.validation, int | float):
+            share = 0 < self.validation < 1
+            require(share, "validation", "be above 0 and below 1, or a data set", self.validation)
         is_schedule = self.schedule is None or isinstance(self.schedule, Schedule)
         require(is_schedule, "schedule", "be one such as fs.Cosine()", self.schedule)
 
@@ -81,14 +89,24 @@ class Task:
         if isinstance(self.loss, SmoothedLoss) or self.loss in (classification_loss, token_loss):
             with torch.random.fork_rng(devices=[]):
                 model = self.model()
-            for field, data in (("train", self.train), ("test", self.test)):
-                require_fit(model, data, field, classes_last=self.loss is token_loss)
+            for field in ("train", "test", "validation"):
+                data = getattr(self, field)
+                if data is not None:
+                    require_fit(model, data, field, classes_last=self.loss is token_loss)
 
     def loaded(self) -> Task:
-        """The same task with its data in memory."""
-        train = self.train() if callable(self.train) else self.train
-        test = self.test() if callable(self.test) else self.test
-        return replace(self, train=train, test=test)
+        """The same task with its data in memory, and the validation data apart from the others."""
+        train, test, validation = (
+            data() if callable(data) else data for data in (self.train, self.test, self.validation)
+        )
+        if isinstance(validation, float):
+            train, validation = held_out(train, validation)
+        return replace(self, train=train, test=test, validation=validation)
+
+    @property
+    def watched(self) -> Any:
+        """The data that looks are scored on."""
+        return self.test if self.validation is None else self.validation
 
     def model_of(self, state: Mapping[str, Tensor]) -> nn.Module:
         """A model with that state. The caller's random stream stays as it was."""
@@ -97,21 +115,48 @@ class Task:
         model.load_state_dict(state)
         return model
 
+    def evaluate(self, model: nn.Module, data: Any = None) -> tuple[float, float]:
+        """Mean loss and mean score of `model` on `data`, by default the test data."""
+        return mean_scores(self.scores(model, self.test if data is None else data))
+
     @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> tuple[float, float]:
-        """Mean loss and mean score of `model` on the test data."""
+    def scores(self, model: nn.Module, data: Any, part: int = 0, parts: int = 1) -> Tensor:
+        """A row for each batch of `data`: its summed loss, its summed score, its samples.
+
+        Of several `parts`, that share the work, each does every so many-th batch; the rows of the
+        others are zero.
+        """
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
-        loss = score = 0.0
-        samples = 0
-        for batch, count in in_order(self.test, batch_size=1024):
+        rows = []
+        for number, (batch, count) in enumerate(in_order(data, EVALUATION_BATCH)):
+            if number % parts != part:
+                rows.append((0.0, 0.0, 0.0))
+                continue
             batch = on_device(batch, device)
-            loss += float(self.loss(model, batch)) * count
-            score += float(self.metric(model, batch)) * count
-            samples += count
+            loss = float(self.loss(model, batch))
+            score = float(self.metric(model, batch))
+            rows.append((loss * count, score * count, count))
         model.train(was_training)
-        return loss / samples, score / samples
+        return torch.tensor(rows, dtype=torch.float64)
+
+
+def mean_scores(rows: Tensor) -> tuple[float, float]:
+    """Mean loss and mean score, from the rows of `Task.scores`; added up in the order of batches."""
+    loss, score, samples = (sum(column) for column in rows.T.tolist())
+    return loss / samples, score / samples
+
+
+def held_out(dataset: Any, share: float) -> tuple[Any, Any]:
+    """The rest and a share of `dataset`, drawn at random, the same in every run."""
+    require(not is_stream(dataset), "validation", "be a data set with an IterableDataset", share)
+    samples = source_of(dataset).samples
+    count = round(share * samples)
+    inside = 0 < count < samples
+    require(inside, "validation", f"leave samples on both sides, of {samples}", share)
+    order = numpy_stream(Purpose.VALIDATION, 0).permutation(samples)
+    return Subset(dataset, sorted(order[count:])), Subset(dataset, sorted(order[:count]))
 
 
 def classification_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -8,7 +8,6 @@ and hear."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from flockstep.backends.cluster.groups import (
 )
 from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Comm, Meter, SharedTensor, signature
+from flockstep.comm import Clock, Comm, Gathered, Meter, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
 
 # How long a broken connection may be known here before the coordinator says who is lost.
@@ -52,7 +51,7 @@ class Station:
     make_shared: Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
     count_step: Callable[[], None]
     meter: Meter = field(default_factory=Meter)
-    began: float = 0.0
+    clock: Clock = field(default_factory=Clock)
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
     # The last tensors sent, which may be on their way.
     sent: dict[tuple[str, int], Any] = field(default_factory=dict)
@@ -68,6 +67,7 @@ class ClusterComm(Comm):
         self.size = len(ranks)
         self.seed = station.seed
         self.meter = station.meter
+        self.clock = station.clock
         self.station = station
         self._seq = 0
         self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
@@ -86,16 +86,18 @@ class ClusterComm(Comm):
     # --- time, groups and shared tensors ----------------------------------------------------------
 
     def now(self) -> float:
-        return time.monotonic() - self.station.began
+        return self.station.clock.now()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self.station.count_step()
+            self.meter.steps += 1
         # A worker that only computes hears here that the run is to stop.
         self.station.line.catch_up()
 
     def split(self, color: int) -> ClusterComm:
-        go = self._join("split", "split", data=int(color))
+        with self.meter.call("split"):
+            go = self._join("split", "split", data=int(color))
         return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
@@ -115,6 +117,9 @@ class ClusterComm(Comm):
                 known[key] = tensor
                 return tensor
 
+    def _in_world(self, rank: int) -> int:
+        return self.ranks[rank]
+
     # --- collectives ------------------------------------------------------------------------------
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
@@ -123,11 +128,13 @@ class ClusterComm(Comm):
 
         self._move(f"all_reduce({op}) of {signature(tensor)}", tensor, move)
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         parts: list[Tensor] = []
+        came: list[int] = []  # their ranks in the world
 
         def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
             parts[:] = groups.all_gather(group, work, go["data"], finish)
+            came[:] = go["members"]
 
         text = f"all_gather of {signature(tensor)}"
         self._move(
@@ -139,10 +146,11 @@ class ClusterComm(Comm):
             in_place=False,
         )
         rest = tensor.shape[1:]
-        return [
+        shaped = [
             part.view(tensor.shape) if part.numel() == tensor.numel() else part.view(-1, *rest)
             for part in parts
         ]
+        return Gathered(shaped, map(self.ranks.index, came))
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         source = self.ranks[root]

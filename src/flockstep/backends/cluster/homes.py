@@ -5,6 +5,7 @@ connected.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ class Part:
 
     value: Tensor
     lock: threading.Lock = field(default_factory=threading.Lock)
+    changes: int = 0
 
 
 class Homes:
@@ -50,13 +52,15 @@ class Homes:
         # A worker that asks many homes takes their answers one after the other.
         connection.be_patient()
         scratch = torch.empty(0, dtype=torch.uint8)
+        own: Counter[str] = Counter()  # changes by this worker; it hears how many others have made
         while (header := connection.header()) is not None:
             if header.kind == CREATE:
                 self._create(header, connection)
                 continue
             part = self._part(header)
             if header.kind == READ:
-                connection.send(_described(part.value, connection.run), raw(part.value))
+                by_others = part.changes - own[header.name]
+                connection.send(_described(part.value, connection.run, by_others), raw(part.value))
                 continue
             if header.kind not in CHANGES:
                 raise WireError(f"a frame of kind {header.kind} where a request was due")
@@ -67,15 +71,18 @@ class Homes:
             try:
                 with part.lock:
                     answer = CHANGES[header.kind](part.value, given, header.number)
+                    by_others = part.changes - own[header.name]
+                    part.changes += 1
             except RuntimeError as error:
                 # Torch cannot do that to this dtype, or not with this number.
                 raise WireError(
                     f"shared tensor {header.name!r} of {header.dtype}: {error}"
                 ) from None
+            own[header.name] += 1
             if answer is None:
-                connection.send(Header(DONE, connection.run))
+                connection.send(Header(DONE, connection.run, number=by_others))
             else:
-                connection.send(_described(answer, connection.run), raw(answer))
+                connection.send(_described(answer, connection.run, by_others), raw(answer))
 
     def _create(self, header: Header, connection: Connection) -> None:
         """Make a part; one that is there already stays as it is."""
@@ -97,8 +104,10 @@ class Homes:
         return part
 
 
-def _described(value: Tensor, run: bytes) -> Header:
-    return Header(TENSOR, run, dtype=value.dtype, shape=tuple(value.shape), length=value.nbytes)
+def _described(value: Tensor, run: bytes, by_others: int) -> Header:
+    """Of an answer: the value, and how often others had changed it before."""
+    shape = tuple(value.shape)
+    return Header(TENSOR, run, "", value.dtype, shape, value.nbytes, number=by_others)
 
 
 def _write(value: Tensor, given: Tensor, _: float) -> None:

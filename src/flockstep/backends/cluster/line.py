@@ -11,6 +11,7 @@ from flockstep import errors
 from flockstep.backends.base import Stopped, source_line
 from flockstep.backends.cluster.values import decode_error
 from flockstep.backends.cluster.wire import Connection
+from flockstep.comm import Meter
 from flockstep.errors import WorkerLost
 
 
@@ -19,6 +20,7 @@ class Line:
 
     def __init__(self, connection: Connection, rank: int) -> None:
         self.rank = rank
+        self.meter = Meter()
         self.lost: dict[int, WorkerLost] = {}
         # By group, the last call that this worker went through without asking.
         self.passed: dict[str, int] = {}
@@ -34,9 +36,11 @@ class Line:
 
     def ask(self, do: str, waits_in: str, **said: Any) -> dict[str, Any]:
         """Say what this worker waits in, and wait for the answer."""
+        began = time.monotonic()
         self.tell_waiting(do, waits_in, **said)
         while not self._answers:
             self._hear()
+        self.meter.waited(time.monotonic() - began)
         return self._take_answer()
 
     def tell_waiting(self, do: str, waits_in: str, **said: Any) -> None:
@@ -63,7 +67,9 @@ class Line:
 
     def pause(self, seconds: float) -> None:
         """Listen for that long."""
+        began = time.monotonic()
         select.select([self._connection.socket], [], [], seconds)
+        self.meter.waited(time.monotonic() - began)
         self.catch_up()
 
     def await_loss(self, ranks: tuple[int, ...], seconds: float) -> WorkerLost | None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store
 
-from flockstep.backends.base import Program, Watcher
+from flockstep.backends.base import Launch, Program
 from flockstep.backends.cluster.comm import ClusterComm
 from flockstep.backends.cluster.coordinator import Coordinator
 from flockstep.backends.cluster.gathering import Gathering, Messenger
@@ -96,10 +96,9 @@ class Meeting:
             host=self._host,
         )
 
-    def launch(
-        self, local: LocalProcesses, body: Program, seed: int, watch: Watcher | None
-    ) -> list[Any]:
+    def launch(self, local: LocalProcesses, launch: Launch) -> list[Any]:
         """Run this rank's worker, say how it ended, and wait until all have ended."""
+        watch = launch.watch
 
         def look(_: Any = None, seconds: float = 0.0) -> None:
             self._look(seconds)
@@ -110,7 +109,8 @@ class Meeting:
         own_error: Exception | None = None
         try:
             try:
-                (own,) = local.run(body, 1, seed=seed, first_rank=self._rank, watch=look)
+                worker = Launch(launch.program, 1, launch.seed, watch=look)
+                (own,) = local.run_part(worker, first_rank=self._rank)
                 self._messenger.bring(own)
             except Exception as error:  # noqa: BLE001
                 # Whatever it is: all ranks must hear of it.

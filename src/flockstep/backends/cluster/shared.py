@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -51,14 +50,12 @@ class LockedByLine(SharedTensor):
         self._line: Line = comm.station.line
         self._lock_of = {"lock": f"{comm.name} {name}", "group": comm.name}
 
-    @contextmanager
-    def lock(self, in_turn: bool = False) -> Iterator[None]:
+    def _lock(self, in_turn: bool) -> None:
         what = f"lock{' in turn' if in_turn else ''} of shared {self.name!r}"
         self._line.ask("lock", what, in_turn=in_turn, **self._lock_of)
-        try:
-            yield
-        finally:
-            self._line.tell("unlock", **self._lock_of)
+
+    def _unlock(self, in_turn: bool) -> None:
+        self._line.tell("unlock", **self._lock_of)
 
     def retire(self) -> None:
         self._line.tell("retire", **self._lock_of)
@@ -162,6 +159,8 @@ class ShardedTensor(LockedByLine):
         super().__init__(comm, name, like)
         self._peers = peers
         self._keeps = comm.station.continues
+        # Changes by others, as the home of the first part counts them: it sees all, one at a time.
+        self._landed = 0
         homes = comm.ranks if home is None else comm.ranks[home : home + 1]
         bounds = [like.numel() * k // len(homes) for k in range(len(homes) + 1)]
         key = f"{comm.name} {name}"
@@ -178,6 +177,8 @@ class ShardedTensor(LockedByLine):
             self._all(CREATE, value)
         if is_first and self._keeps:
             self._all(WRITE, value)  # over what one who is lost may have left of its own
+        if self._keeps and not is_first:
+            self._known = 1  # that first write
 
     def _read(self, out: Tensor) -> None:
         whole = (
@@ -188,17 +189,26 @@ class ShardedTensor(LockedByLine):
         self._all(READ, None, answers=whole)
         if whole.data_ptr() != out.data_ptr():
             out.copy_(whole.view(out.shape))
+        self._has_read(self._landed)
 
     def _write(self, tensor: Tensor) -> None:
         self._all(WRITE, tensor)
+        self._note_change()
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         self._all(ADD, tensor, number=scale)
+        self._note_change()
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         before = torch.empty(tensor.numel(), dtype=self.dtype)
         self._all(BLEND, tensor, number=weight, answers=before)
+        self._note_change()
+        self._has_read(self._landed)
         return before.view(tensor.shape).to(tensor.device)
+
+    def _note_change(self) -> None:
+        if self.counts_staleness:
+            self._has_changed(self._landed)
 
     def _all(
         self,
@@ -288,6 +298,8 @@ class ShardedTensor(LockedByLine):
                 f"rank {part.home} answered for shared {self.name!r} "
                 f"with a frame of kind {header.kind}"
             )
+        if part is self._parts[0]:
+            self._landed = int(header.number)
         if header.kind == TENSOR:
             if answers is None or header.shape != (part.elements,) or header.dtype != self.dtype:
                 raise WireError(

@@ -26,6 +26,7 @@ from flockstep.backends.cluster.messages import (
     require_fields,
 )
 from flockstep.backends.cluster.wire import WireError, require_sendable
+from flockstep.comm import Gathered
 from flockstep.errors import (
     FlockstepError,
     WorkerError,
@@ -61,8 +62,9 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
         return {"bytes": value.hex()}
     if isinstance(value, torch.Size):
         return {"tuple": list(value)}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [encode(each, tensors) for each in value]}
+    if type(value) in (list, tuple, Gathered):  # what was gathered arrives as a plain list
+        kind = "tuple" if type(value) is tuple else "list"
+        return {kind: [encode(each, tensors) for each in value]}
     if type(value) is set:
         return {"set": [_encode_key(each, tensors) for each in value]}
     if isinstance(value, dict):

@@ -80,10 +80,12 @@ def work(
             GROUP_SECONDS[ticket.on_failure],
         )
         continues = ticket.on_failure == "continue"
-        station = Station(line, groups, ticket.seed, continues, make_shared(line), count)
+        shared = make_shared(line)
+        station = Station(line, groups, ticket.seed, continues, shared, count, line.meter)
         comm = ClusterComm(station, "world", tuple(range(ticket.workers)))
         comm._barrier()  # the clock starts when all are there
-        station.began = time.monotonic()
+        station.clock.start()
+        comm.meter.clock = comm.now
         line.tell("began")
         value = program(comm)
         line.ask("end", "the end")  # others may still want what this worker has sent

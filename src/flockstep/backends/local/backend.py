@@ -15,13 +15,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from flockstep.backends.base import (
-    ON_FAILURE,
-    Backend,
-    Program,
-    Watcher,
-    describe_deadlock,
-)
+from flockstep.backends.base import Backend, Launch, describe_deadlock
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group
@@ -41,7 +35,6 @@ from flockstep.errors import (
     WorkerLost,
     worker_error,
 )
-from flockstep.fields import require_choice
 
 LOOK_SECONDS = 0.05
 UNWIND_SECONDS = 0.5  # for workers that are asked to stop, before they are killed
@@ -80,26 +73,19 @@ class LocalProcesses(Backend):
     def __repr__(self) -> str:
         return "LocalProcesses()"
 
-    def run(
-        self,
-        program: Program,
-        workers: int,
-        *,
-        seed: int = 0,
-        on_failure: str = "stop",
-        watch: Watcher | None = None,
-        first_rank: int = 0,
-    ) -> list[Any]:
-        """As every backend. `first_rank`: what errors and random streams call the first of these
-        workers, for a launcher whose workers are part of a larger world."""
-        require_choice("on_failure", on_failure, ON_FAILURE)
+    def run(self, launch: Launch) -> list[Any]:
+        return self.run_part(launch, first_rank=0)
+
+    def run_part(self, launch: Launch, first_rank: int) -> list[Any]:
+        """Run workers that are part of a larger world, in which the first of them has `first_rank`:
+        errors and random streams name them by their ranks there."""
         if self._kept is not None and self._kept.has_ended:
             self._kept = ServerProcess()
         server = self._kept or ServerProcess()
-        run = _Run(server, program, workers, seed, on_failure, first_rank)
+        run = _Run(server, launch, first_rank)
         try:
             with run:
-                return run.wait(watch)
+                return run.wait()
         finally:
             # A kept server serves on, unless this run was interrupted while workers of it were
             # still there.
@@ -162,23 +148,13 @@ def _inherited(stream: TextIO | None) -> int | None:
 class _Run:
     """One launch: orders given, workers watched, outcomes collected."""
 
-    def __init__(
-        self,
-        server: ServerProcess,
-        program: Program,
-        workers: int,
-        seed: int,
-        on_failure: str,
-        first_rank: int,
-    ) -> None:
+    def __init__(self, server: ServerProcess, launch: Launch, first_rank: int) -> None:
         self._server = server
-        self._workers = workers
-        self._program = program
-        self._seed = seed
-        self._on_failure = on_failure
+        self._launch = launch
+        self._workers = launch.workers
         self._first_rank = first_rank
         self._alive: set[int] = set()
-        self._results: list[Any] = [None] * workers
+        self._results: list[Any] = [None] * launch.workers
         self._losses: dict[int, WorkerLost] = {}  # in the order in which they were noticed
         self._received = b""
         self._exits: deque[tuple[int, int]] = deque()  # (rank, exit code), not looked at yet
@@ -199,11 +175,11 @@ class _Run:
         orders = Orders(
             workers=workers,
             first_rank=self._first_rank,
-            seed=self._seed,
-            on_failure=self._on_failure,
+            seed=self._launch.seed,
+            on_failure=self._launch.on_failure,
             board=self._board_offset,
             group=arena.allocate(Group.nbytes(workers)),
-            program=payload.store(arena, self._program),
+            program=payload.store(arena, self._launch.program),
         )
         self._alive = set(range(workers))
         self._server.send({"orders": asdict(orders)}, [arena.descriptor, arena.lock_descriptor])
@@ -212,8 +188,9 @@ class _Run:
     def has_workers(self) -> bool:
         return bool(self._alive)
 
-    def wait(self, watch: Watcher | None) -> list[Any]:
+    def wait(self) -> list[Any]:
         """Watch until all workers have ended; raise the first failure, with no worker left."""
+        watch = self._launch.watch
         try:
             self._give_orders()
             while self._alive:
@@ -250,7 +227,7 @@ class _Run:
         if not place:
             self._board.lose(index, exit_code)
             loss = self._board.loss(index, self._first_rank)
-            if self._on_failure == "stop":
+            if self._launch.on_failure == "stop":
                 raise loss
             self._results[index] = self._losses[index] = loss
             return

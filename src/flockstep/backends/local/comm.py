@@ -9,7 +9,6 @@ set before all have left it, since no collective ends before all have come."""
 from __future__ import annotations
 
 import os
-import time
 import zlib
 from collections.abc import Sequence
 
@@ -21,7 +20,16 @@ from torch import Tensor
 from flockstep.backends.local.arena import DTYPES
 from flockstep.backends.local.seat import STEPS, Seat
 from flockstep.backends.local.shared import LocalShared
-from flockstep.comm import REDUCTIONS, Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.comm import (
+    REDUCTIONS,
+    Clock,
+    Comm,
+    Gathered,
+    Meter,
+    SharedTensor,
+    reduce_in_rank_order,
+    signature,
+)
 from flockstep.errors import MismatchError
 
 # Columns of a group's table (a row for each member, twice) and of its channels (a row for each
@@ -57,14 +65,14 @@ class Group:
 class LocalComm(Comm):
     """A worker process's handle on its group."""
 
-    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, began: float) -> None:
+    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, clock: Clock) -> None:
         self.rank = group.ranks.index(seat.rank)
         self.size = len(group.ranks)
         self.seed = seed
         self.meter = meter
         self._seat = seat
         self._group = group
-        self._began = began
+        self.clock: Clock = clock
         self._seq = 0
         self._everyone = range(self.size)
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
@@ -73,15 +81,13 @@ class LocalComm(Comm):
 
     # --- time and memory --------------------------------------------------------------------------
 
-    def start_clock(self, began: float) -> None:
-        self._began = began
-
     def now(self) -> float:
-        return time.monotonic() - self._began
+        return self.clock.now()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
             self._seat.status[STEPS] += 1
+            self.meter.steps += 1
 
     def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu":
@@ -95,10 +101,11 @@ class LocalComm(Comm):
         # Everybody brings a place, which takes no memory until it is used: one is there, whoever is
         # lost meanwhile.
         wish = [color, self._seat.rank, self._seat.arena.allocate(Group.nbytes(self.size))]
-        wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
+        with self.meter.call("split"):
+            wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
         members = [(world, place) for value, world, place in wishes if value == color]
         group = Group(self._seat, members[0][1], tuple(world for world, _ in members))
-        return type(self)(self._seat, group, self.seed, self.meter, self._began)
+        return type(self)(self._seat, group, self.seed, self.meter, self.clock)
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         arena, homes, ranks = self._seat.arena, self._group.homes, self._group.ranks
@@ -121,6 +128,9 @@ class LocalComm(Comm):
                 return LocalShared(
                     self._seat, homes[name], name, like, ranks, self.rank, self.meter
                 )
+
+    def _in_world(self, rank: int) -> int:
+        return self._group.ranks[rank]
 
     # --- collectives ------------------------------------------------------------------------------
 
@@ -160,20 +170,21 @@ class LocalComm(Comm):
                 if wanted[rank]:
                     chunks[rank].copy_(chunks[0])
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         return self._gather("all_gather", tensor)
 
-    def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
+    def _gather(self, call: str, tensor: Tensor) -> Gathered:
         self._enter(call, 0, tensor, stage=True)
+        came = self._await_all(call)
         parts = []
-        for rank in self._await_all(call):
+        for rank in came:
             part = self._region(rank, tensor.dtype).to(tensor.device, copy=True)
             parts.append(
                 part.view(tensor.shape)
                 if part.numel() == tensor.numel()
                 else part.view(-1, *tensor.shape[1:])
             )
-        return parts
+        return Gathered(parts, came)
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = "broadcast"

@@ -22,6 +22,7 @@ import numpy as np
 
 from flockstep.backends.base import lost_worker, source_line
 from flockstep.backends.local.arena import Arena
+from flockstep.comm import Meter
 from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
@@ -99,6 +100,7 @@ class Seat:
         self.arena = arena
         self.board = board
         self.rank = rank
+        self.meter = Meter()
         self.status = board.rows[rank]
         self._states = board.rows[:, STATE]
         self._ears = [ear for ear, _ in bells.pipes]
@@ -113,6 +115,7 @@ class Seat:
         """
         if is_ready():
             return
+        began = time.monotonic()
         status = self.status
         status[WAITS] += 1
         status[STATE] = WAITING
@@ -131,6 +134,7 @@ class Seat:
             timeout = LOOK_MILLISECONDS
         status[STATE] = RUNNING
         status[LOOKS] = 0
+        self.meter.waited(time.monotonic() - began)
 
     def ring(self, ranks: Iterable[int]) -> None:
         """Wake those of `ranks` that sleep. Call it after writing what they wait for."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +14,10 @@ from flockstep.comm import Meter, SharedTensor
 
 
 def _header_words(members: int) -> int:
-    """Whose turn it is, and three words for each member: waits for the lock, has retired, waits
-    for a change.
+    """Whose turn it is, and four words for each member: waits for the lock, has retired, waits
+    for a change, how often it has changed the value.
     """
-    return 1 + 3 * members
+    return 1 + 4 * members
 
 
 def _header_bytes(members: int) -> int:
@@ -51,7 +50,8 @@ class LocalShared(SharedTensor):
         members = len(ranks)
         words = seat.arena.words(offset, _header_words(members))
         self._turn = words[:1]
-        self._waits_for_lock, self._retired, self._waits_for_change = words[1:].reshape(3, members)
+        of_members = words[1:].reshape(4, members)
+        self._waits_for_lock, self._retired, self._waits_for_change, self._changes = of_members
         where = offset + _header_bytes(members)
         self._value = seat.arena.tensor(where, like.numel(), like.dtype).view(like.shape)
 
@@ -64,45 +64,72 @@ class LocalShared(SharedTensor):
         return offset
 
     def _read(self, out: Tensor) -> None:
+        landed = self._changes_by_others()
         out.copy_(self._value)
+        self._note(landed, reads=True)
 
     def _write(self, tensor: Tensor) -> None:
         self._value.copy_(tensor)
+        self._note(self._changes_by_others(), changes=True)
         self._ring(self._waits_for_change)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         self._value.add_(tensor.to(self._value.device), alpha=scale)
+        self._note(self._changes_by_others(), changes=True)
         self._ring(self._waits_for_change)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         # What is added is measured from the value that is returned, so that what the centre gains
         # the caller can lose, whatever others do to the value in between.
+        landed = self._changes_by_others()
         before = self._value.clone()
         self._value.add_(tensor.to(before.device) - before, alpha=weight)
+        self._note(landed, reads=True, changes=True)
         self._ring(self._waits_for_change)
         return before.to(tensor.device)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
+        landed = 0
+
+        def look() -> bool:
+            nonlocal landed
+            landed = self._changes_by_others()
+            return holds(out.copy_(self._value))
+
         self._waits_for_change[self._rank] = 1
-        self._seat.wait(
-            lambda: holds(out.copy_(self._value)), f"wait_until of shared {self.name!r}"
-        )
+        self._seat.wait(look, f"wait_until of shared {self.name!r}")
         self._waits_for_change[self._rank] = 0
+        self._note(landed, reads=True)
+
+    def _changes_by_others(self) -> int:
+        """How many have landed. Every member counts its own once they have, so none is missed.
+
+        Without the lock, a value may already have some of a change that is still under way.
+        """
+        if not self.counts_staleness:
+            return 0
+        return int(self._changes.sum() - self._changes[self._rank])
+
+    def _note(self, landed: int, *, reads: bool = False, changes: bool = False) -> None:
+        """Count a change, and what this worker knows of those by others."""
+        if changes and self.counts_staleness:
+            self._has_changed(landed)
+            self._changes[self._rank] += 1
+        if reads:
+            self._has_read(landed)
 
     def pages(self) -> Tensor:
         return self._value
 
-    @contextmanager
-    def lock(self, in_turn: bool = False) -> Iterator[None]:
+    def _lock(self, in_turn: bool) -> None:
         if in_turn:
             self._seat.wait(self._has_turn, f"lock in turn of shared {self.name!r}")
         self._acquire()
-        try:
-            yield
-        finally:
-            if in_turn:
-                self._pass_turn()
-            self._release()
+
+    def _unlock(self, in_turn: bool) -> None:
+        if in_turn:
+            self._pass_turn()
+        self._release()
 
     def retire(self) -> None:
         # Turns are passed by holders only, so nobody can pass one to this worker meanwhile.

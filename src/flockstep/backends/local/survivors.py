@@ -27,14 +27,14 @@ from flockstep.backends.local.comm import (
     LocalComm,
 )
 from flockstep.backends.local.seat import Seat
-from flockstep.comm import REDUCTIONS, Meter, reduce_in_rank_order
+from flockstep.comm import REDUCTIONS, Clock, Meter, reduce_in_rank_order
 
 
 class SurvivingComm(LocalComm):
     """A worker process's handle on those of its group that are still there."""
 
-    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, began: float) -> None:
-        super().__init__(seat, group, seed, meter, began)
+    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, clock: Clock) -> None:
+        super().__init__(seat, group, seed, meter, clock)
         self._worlds = np.array(group.ranks)
 
     @property

@@ -29,7 +29,7 @@ from flockstep.backends.local.seat import (
     Seat,
 )
 from flockstep.backends.local.survivors import SurvivingComm
-from flockstep.comm import Meter
+from flockstep.comm import Clock
 from flockstep.errors import FlockstepError, WorkerError, worker_error
 from flockstep.randomness import seed_torch
 
@@ -82,9 +82,11 @@ def _run(seat: Seat, orders: Orders) -> Outcome:
         program = payload.load_private(seat.arena, orders.program)
         group = Group(seat, orders.group, tuple(range(orders.workers)))
         kind = SurvivingComm if orders.on_failure == "continue" else LocalComm
-        comm = kind(seat, group, orders.seed, Meter(), began=0.0)
-        comm.barrier()  # the clock starts when all are there
-        comm.start_clock(time.monotonic())
+        comm = kind(seat, group, orders.seed, seat.meter, Clock())
+        with comm.unmetered():
+            comm.barrier()  # the clock starts when all are there
+        comm.clock.start()
+        seat.meter.clock = comm.now
         seat.status[BEGAN] = time.monotonic_ns()
         return Outcome(program(comm))
     except Stopped:

@@ -9,12 +9,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import (
-    ON_FAILURE,
-    Backend,
-    Program,
-    Watcher,
-)
+from flockstep.backends.base import Backend, Launch
 from flockstep.errors import FlockstepError
 from flockstep.fields import (
     require,
@@ -79,22 +74,13 @@ class Ray(Backend):
         fields = ("placement", "household", "resources", "homes")
         return f"Ray({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
 
-    def run(
-        self,
-        program: Program,
-        workers: int,
-        *,
-        seed: int = 0,
-        on_failure: str = "stop",
-        watch: Watcher | None = None,
-    ) -> list[Any]:
-        require_choice("on_failure", on_failure, ON_FAILURE)
+    def run(self, launch: Launch) -> list[Any]:
         with ExitStack() as stack:
             crew = self._kept_crew or self._gather(stack)
             from flockstep.backends.ray.run import Run
 
-            with Run(crew, program, workers, seed, on_failure) as run:
-                return run.wait(watch)
+            with Run(crew, launch) as run:
+                return run.wait()
 
     def _gather(self, stack: ExitStack) -> Crew:
         """Connect to Ray; both the connection and the crew end with the stack."""

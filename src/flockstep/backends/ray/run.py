@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError
 from torch._C._distributed_c10d import TCPStore
 
-from flockstep.backends.base import Program, Watcher
+from flockstep.backends.base import Launch
 from flockstep.backends.cluster import Coordinator, Service, Ticket
 from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES
 from flockstep.backends.local.worker_process import Outcome
@@ -28,18 +28,13 @@ UNWIND_SECONDS = 1.0
 
 
 class Run:
-    """A run of `program` by the first workers of a crew."""
+    """A run of a program by the first workers of a crew."""
 
-    def __init__(
-        self, crew: Crew, program: Program, workers: int, seed: int, on_failure: str
-    ) -> None:
+    def __init__(self, crew: Crew, launch: Launch) -> None:
         self._crew = crew
-        self._program = program
-        self._workers = workers
-        self._seed = seed
-        self._on_failure = on_failure
-        self._coordinator = Coordinator(workers, on_failure)
-        self._results: list[Any] = [None] * workers
+        self._launch = launch
+        self._coordinator = Coordinator(launch.workers, launch.on_failure)
+        self._results: list[Any] = [None] * launch.workers
         # Of the workers that have not ended, by the reference to their outcome.
         self._ranks: dict[Any, int] = {}
         self._outputs: list[Any] = []
@@ -55,9 +50,9 @@ class Run:
         self._stack.close()
 
     def _begin(self, stack: ExitStack) -> None:
-        parcel = ray.put(pack(self._program))
+        parcel = ray.put(pack(self._launch.program))
         run, token = secrets.token_bytes(RUN_BYTES), secrets.token_bytes(TOKEN_BYTES)
-        workers = self._crew.workers(self._workers)
+        workers = self._crew.workers(self._launch.workers)
         stack.callback(self._crew.forget, run.hex())
         service = stack.enter_context(
             Service(self._crew.address, run, token, {"worker": self._coordinator.serve})
@@ -69,9 +64,9 @@ class Run:
         for rank, (actor, place) in enumerate(workers):
             ticket = Ticket(
                 rank=rank,
-                workers=self._workers,
-                seed=self._seed,
-                on_failure=self._on_failure,
+                workers=self._launch.workers,
+                seed=self._launch.seed,
+                on_failure=self._launch.on_failure,
                 address=service.address,
                 store=(self._crew.address, store.port),
                 run=run,
@@ -83,8 +78,9 @@ class Run:
             ] = rank
             self._outputs.append(actor.output.options(num_returns="streaming").remote())
 
-    def wait(self, watch: Watcher | None) -> list[Any]:
+    def wait(self) -> list[Any]:
         """Watch until all workers have ended; raise the first failure."""
+        watch = self._launch.watch
         while self._ranks or not self._coordinator.is_over:
             self._listen(LOOK_SECONDS)
             self._coordinator.tick()

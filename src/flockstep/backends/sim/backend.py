@@ -8,23 +8,17 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from flockstep.backends.base import (
-    ON_FAILURE,
-    Backend,
-    Program,
-    Watcher,
-)
+from flockstep.backends.base import Backend, Launch, Program
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
-from flockstep.backends.sim.torch_states import TorchStates
-from flockstep.comm import Meter
+from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.errors import worker_error
-from flockstep.fields import require_choice, require_integer
+from flockstep.fields import require_integer
 from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1
@@ -35,6 +29,8 @@ PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as 
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core)."""
 
+    is_virtual: ClassVar[bool] = True
+
     network: Network = PRESETS["lan-1g"]
     compute: Compute = field(default_factory=Compute)
     lanes: int | None = None
@@ -43,40 +39,43 @@ class Simulator(Backend):
         if self.lanes is not None:
             require_integer("lanes", self.lanes, 1)
 
-    def run(
-        self,
-        program: Program,
-        workers: int,
-        *,
-        seed: int = 0,
-        on_failure: str = "stop",
-        watch: Watcher | None = None,
-    ) -> list[Any]:
-        require_choice("on_failure", on_failure, ON_FAILURE)  # nobody dies here
-        simulation = _Simulation(self, program, workers, seed)
+    def run(self, launch: Launch) -> list[Any]:
+        simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
         # One intra-op thread a worker: results must not depend on how many lanes there are.
         torch.set_num_threads(1)
         try:
-            return simulation.run(watch)
+            return simulation.run()
         finally:
             torch.set_num_threads(threads_before)
             torch.set_rng_state(random_before)
 
 
+def run_aside(program: Program, workers: int, seed: int = 0) -> list[Any]:
+    """Run `program` on simulated workers one after the other, beside whatever else goes on.
+
+    Also from within a simulated worker: torch's random stream is left alone, so the program must
+    not draw from it.
+    """
+    backend = Simulator(PRESETS["ideal"], lanes=1)
+    return _Simulation(backend, Launch(program, workers, seed), LeftAlone()).run()
+
+
 class _Simulation:
     """One run: its threads, their results, the first failure."""
 
-    def __init__(self, backend: Simulator, program: Program, workers: int, seed: int) -> None:
+    def __init__(
+        self, backend: Simulator, launch: Launch, streams: TorchStates | LeftAlone
+    ) -> None:
+        workers, seed = launch.workers, launch.seed
         cores = (
             len(os.sched_getaffinity(0))
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        self._scheduler = Scheduler(
-            workers, min(backend.lanes or cores, workers), TorchStates(seed, workers)
-        )
-        self._program = program
+        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), streams)
+        self._program = launch.program
+        self._watch = launch.watch
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0
         ranks = tuple(range(workers))
@@ -89,13 +88,13 @@ class _Simulation:
                 seed,
                 backend.network,
                 backend.compute.stopwatch(seed, rank),
-                Meter(),
+                self._scheduler.slots[rank].meter,
             )
             for rank in ranks
         ]
 
-    def run(self, watch: Watcher | None) -> list[Any]:
-        scheduler = self._scheduler
+    def run(self) -> list[Any]:
+        scheduler, watch = self._scheduler, self._watch
         for slot in scheduler.slots:
             slot.thread = threading.Thread(
                 target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True

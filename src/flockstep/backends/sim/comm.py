@@ -19,7 +19,7 @@ from flockstep.backends.sim.scheduler import (
     to_ticks,
 )
 from flockstep.backends.sim.shared import Home, SimShared
-from flockstep.comm import Comm, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.comm import Comm, Gathered, Meter, SharedTensor, reduce_in_rank_order, signature
 from flockstep.errors import MismatchError
 from flockstep.network import Link, Network, costs
 
@@ -53,6 +53,8 @@ class Group:
 class SimComm(Comm):
     """A simulated worker's handle on its group."""
 
+    is_virtual = True
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -82,22 +84,33 @@ class SimComm(Comm):
         self._stopwatch.start()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
+        self.meter.steps += seconds is None
         ticks = to_ticks(self._stopwatch.step_seconds(times) if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
 
+    def in_order(self, act: Callable[[], None]) -> None:
+        def apply() -> int:
+            act()
+            return self._slot.clock
+
+        self._scheduler.ordered(self._slot, "looking at the run", apply)
+
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
-        slot = self._slot
+        slot, meter = self._slot, self.meter
         began = end = slot.clock
         slot.is_in_background = True
 
         def wait() -> None:
-            slot.clock = max(slot.clock, end)
+            with meter.call("wait for the background"):
+                slot.clock = max(slot.clock, end)
 
-        try:
-            yield wait
-        finally:
-            end, slot.clock, slot.is_in_background = slot.clock, began, False
+        # One call without length, of which those inside are parts: their time is not this worker's.
+        with meter.call("in the background"):
+            try:
+                yield wait
+            finally:
+                end, slot.clock, slot.is_in_background = slot.clock, began, False
 
     # --- groups and shared tensors ----------------------------------------------------------------
 
@@ -113,7 +126,8 @@ class SimComm(Comm):
                 groups[each] = Group(ranks, self._network.between(ranks))
             return groups
 
-        group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
+        with self.meter.call("split"):
+            group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
         rank = group.ranks.index(self._slot.rank)
         return SimComm(
             self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
@@ -164,10 +178,13 @@ class SimComm(Comm):
         group.arrivals.clear()
         outcome = mine.settle([each.tensor for each in arrivals])
         largest = max(each.tensor.nbytes for each in arrivals)
-        end = max(each.slot.clock for each in arrivals) + to_ticks(mine.seconds(largest))
+        cost = to_ticks(mine.seconds(largest))
+        end = max(each.slot.clock for each in arrivals) + cost
         for rank, each in enumerate(arrivals):
             group.outcomes[rank] = outcome
-            self._scheduler.wake(each.slot, end)
+            each.slot.meter.sent(cost)
+            # What is not counted takes no time, not even that of waiting for each other.
+            self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         def settle(parts: list[Tensor]) -> Tensor:
@@ -182,7 +199,7 @@ class SimComm(Comm):
         )
         tensor.copy_(result)
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         call = f"all_gather of {tensor.dtype}"
         link, size = self._group.link, self.size
         parts = self._collective(
@@ -191,7 +208,7 @@ class SimComm(Comm):
             lambda parts: [part.clone() for part in parts],
             lambda nbytes: costs.all_gather_seconds(link, size, nbytes),
         )
-        return [part.clone() for part in parts]
+        return Gathered((part.clone() for part in parts), range(size))
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = f"broadcast from {root} of {signature(tensor)}"
@@ -217,7 +234,9 @@ class SimComm(Comm):
         group, slot, key = self._group, self._slot, (self.rank, peer)
 
         def post() -> None:
-            slot.clock += self._message_ticks(tensor, peer)
+            cost = self._message_ticks(tensor, peer)
+            slot.meter.sent(cost)
+            slot.clock += cost
             group.mail.setdefault(key, deque()).append((tensor.clone(), slot.clock))
             self._deliver(key)
 
@@ -256,9 +275,11 @@ class SimComm(Comm):
             self._require_alike(peer, theirs, self.rank, tensor)
             out.copy_(tensor.reshape(out.shape))
             received.copy_(theirs.reshape(received.shape))
-            end = max(slot.clock, other.clock) + self._message_ticks(tensor, peer)
-            self._scheduler.wake(slot, end)
-            self._scheduler.wake(other, end)
+            cost = self._message_ticks(tensor, peer)
+            end = max(slot.clock, other.clock) + cost
+            for each in (slot, other):
+                each.meter.sent(cost)
+                self._scheduler.wake(each, end)
 
         self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
         return received
@@ -268,6 +289,9 @@ class SimComm(Comm):
             return 0
         link = self._network.between((self._slot.rank, self._group.ranks[peer]))
         return to_ticks(costs.message_seconds(link, tensor.nbytes))
+
+    def _in_world(self, rank: int) -> int:
+        return self._group.ranks[rank]
 
     def _require_alike(self, sender: int, sent: Tensor, receiver: int, expected: Tensor) -> None:
         if signature(sent) != signature(expected):

@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flockstep.backends.base import describe_deadlock, source_line
-from flockstep.backends.sim.torch_states import TorchStates
+from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
+from flockstep.comm import Meter
 from flockstep.errors import DeadlockError, FlockstepError
 
 TICKS_PER_SECOND = 10**18
@@ -52,15 +53,17 @@ class Slot:
     thread: threading.Thread | None = None
     is_in_background: bool = False  # its clock will go back to when that began
     is_interruptible: bool = True  # False when the thread is on its way out by itself
+    meter: Meter = field(init=False, repr=False)  # told what a transfer costs; the rest is waiting
 
     def __post_init__(self) -> None:
         self.gate.acquire()
+        self.meter = Meter(lambda: self.clock, TICKS_PER_SECOND, is_virtual=True)
 
 
 class Scheduler:
     """Runs at most `lanes` workers at a time, in an order that virtual time alone decides."""
 
-    def __init__(self, workers: int, lanes: int, streams: TorchStates) -> None:
+    def __init__(self, workers: int, lanes: int, streams: TorchStates | LeftAlone) -> None:
         self.slots = [Slot(rank) for rank in range(workers)]
         self.mutex = threading.RLock()
         self.error: BaseException | None = None

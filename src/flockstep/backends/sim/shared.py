@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ class Home:
 
     def __init__(self, value: Tensor, link: Link, members: int) -> None:
         self.value = value
+        self.changes = 0
         self.link = link
         self.link_is_free_at = 0
         self.holder: int | None = None
@@ -34,9 +34,9 @@ class Home:
         # Told when a change has landed, in the order they came.
         self.watchers: list[Callable[[int], None]] = []
 
-    def transfer(self, ticks: int, seconds: float) -> int:
+    def transfer(self, ticks: int, cost: int) -> int:
         """Use the link from `ticks` on, or from when it is free; return when the transfer ends."""
-        self.link_is_free_at = max(ticks, self.link_is_free_at) + to_ticks(seconds)
+        self.link_is_free_at = max(ticks, self.link_is_free_at) + cost
         return self.link_is_free_at
 
     def pass_turn(self) -> None:
@@ -67,19 +67,31 @@ class SimShared(SharedTensor):
         self._scheduler = scheduler
         self._slot = slot
         self._rank = rank
+        self._changes = 0  # by this worker, of those that the home counts
+
+    def peek(self) -> Tensor:
+        return self._home.value.clone()
 
     def _read(self, out: Tensor) -> None:
-        self._transfer("read", lambda: out.copy_(self._home.value), costs.message_seconds)
+        def read() -> None:
+            out.copy_(self._home.value)
+            self._note(reads=True)
+
+        self._transfer("read", read, costs.message_seconds)
 
     def _write(self, tensor: Tensor) -> None:
-        self._transfer("write", lambda: self._home.value.copy_(tensor), costs.message_seconds)
+        def write() -> None:
+            self._home.value.copy_(tensor)
+            self._note(changes=True)
+
+        self._transfer("write", write, costs.message_seconds)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
-        self._transfer(
-            "add",
-            lambda: self._home.value.add_(tensor.to(self._home.value), alpha=scale),
-            costs.message_seconds,
-        )
+        def add() -> None:
+            self._home.value.add_(tensor.to(self._home.value), alpha=scale)
+            self._note(changes=True)
+
+        self._transfer("add", add, costs.message_seconds)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         before = torch.empty_like(tensor)
@@ -88,6 +100,7 @@ class SimShared(SharedTensor):
             value = self._home.value
             before.copy_(value)
             value.add_(tensor.to(value) - value, alpha=weight)
+            self._note(reads=True, changes=True)
 
         self._transfer("blend", blend, costs.blend_seconds)
         return before
@@ -106,6 +119,19 @@ class SimShared(SharedTensor):
 
         self._scheduler.ordered(self._slot, self._call(verb), apply)
 
+    def _note(self, *, reads: bool = False, changes: bool = False) -> None:
+        """Count a change, and what this worker knows of those by others."""
+        if not self.counts_staleness:
+            return
+        home = self._home
+        by_others = home.changes - self._changes
+        if changes:
+            self._has_changed(by_others)
+            self._changes += 1
+            home.changes += 1
+        if reads:
+            self._has_read(by_others)
+
     def _transferred(self, ticks: int, seconds: Callable[[Link, float], float]) -> int:
         """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at
         which the value lives.
@@ -113,7 +139,9 @@ class SimShared(SharedTensor):
         home = self._home
         if self.meter.paused or self.is_home:
             return ticks
-        return home.transfer(ticks, seconds(home.link, home.value.nbytes))
+        cost = to_ticks(seconds(home.link, home.value.nbytes))
+        self.meter.sent(cost)
+        return home.transfer(ticks, cost)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
         home = self._home
@@ -122,6 +150,7 @@ class SimShared(SharedTensor):
             if not holds(home.value):
                 return False
             out.copy_(home.value)
+            self._note(reads=True)
             return True
 
         def watch(landed: int) -> None:
@@ -138,18 +167,16 @@ class SimShared(SharedTensor):
 
         self._scheduler.ordered(self._slot, self._call("wait_until"), apply)
 
-    @contextmanager
-    def lock(self, in_turn: bool = False) -> Iterator[None]:
+    def _lock(self, in_turn: bool) -> None:
         self._scheduler.ordered(self._slot, self._call("lock"), lambda: self._acquire(in_turn))
-        try:
-            yield
-        finally:
-            # A worker that unwinds because the run has failed finds the scheduler closed; nobody
-            # waits any more.
-            if self._scheduler.error is None:
-                self._scheduler.ordered(
-                    self._slot, self._call("unlock"), lambda: self._release(in_turn)
-                )
+
+    def _unlock(self, in_turn: bool) -> None:
+        # A worker that unwinds because the run has failed finds the scheduler closed; nobody waits
+        # any more.
+        if self._scheduler.error is None:
+            self._scheduler.ordered(
+                self._slot, self._call("unlock"), lambda: self._release(in_turn)
+            )
 
     def retire(self) -> None:
         def apply() -> int:

@@ -1,6 +1,6 @@
-"""A Ray cluster of two hosts, as Ray sees it, on this machine. `python -m tests.ray_hosts CPUS`
-ends with its input.
-"""
+"""A Ray cluster of two hosts, as Ray sees it, on this machine.
+
+`python -m tests.support.ray_hosts CPUS` ends with its input."""
 
 from __future__ import annotations
 

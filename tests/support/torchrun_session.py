@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -80,13 +81,12 @@ class TorchrunSession(fs.Backend):
     def size(self, workers: int | None, default: int | None = None) -> int:
         return workers or default or RANKS
 
-    def run(self, program: Any, workers: int, *, watch: Any = None, **options: Any) -> list[Any]:
-        cloudpickle.dumps(program)  # an error in the test, not in the middle of a message
+    def run(self, launch: fs.Launch) -> list[Any]:
+        watch, workers = launch.watch, launch.workers
+        sent = replace(launch, watch=None)
+        cloudpickle.dumps(sent)  # an error in the test, not in the middle of a message
         for rank in range(RANKS):
-            send(
-                self._ranks[rank],
-                (program if rank < workers else None, workers, options, watch is not None),
-            )
+            send(self._ranks[rank], (sent if rank < workers else None, watch is not None))
         failed: BaseException | None = None
         while isinstance(said := receive(self._ranks[0]), dict):
             try:
@@ -116,11 +116,11 @@ def serve(path: str) -> None:
     with fs.Torchrun() as backend:
         send(connection, rank)
         while (order := receive(connection)) is not None:
-            program, workers, options, watched = order
-            if program is None:
+            launch, is_watched = order
+            if launch is None:
                 torchrun._next_launch()  # as if it had taken part
                 continue
-            os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(workers)
+            os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(launch.workers)
 
             def watch(steps: Any) -> None:
                 send(connection, {"steps": steps})
@@ -128,11 +128,8 @@ def serve(path: str) -> None:
                     raise KeyboardInterrupt
 
             try:
-                outcome = (
-                    True,
-                    backend.run(program, workers, watch=watch if watched else None, **options),
-                    None,
-                )
+                asked = replace(launch, watch=watch if is_watched else None)
+                outcome = True, backend.run(asked), None
             except BaseException as error:
                 outcome = False, error, error.__cause__
             try:

@@ -5,13 +5,14 @@ derived from it.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 import flockstep as fs
 from flockstep.backends.base import Program
-from flockstep.comm.contract import Comm, SharedTensor
+from flockstep.comm.contract import Comm, Gathered, SharedTensor
 
 
 class CoreComm(Comm):
@@ -36,7 +37,7 @@ class CoreComm(Comm):
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         self._inner.elapse(seconds, times=times)
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+    def _all_gather(self, tensor: Tensor) -> Gathered:
         return self._inner._all_gather(tensor)
 
     def _send(self, tensor: Tensor, peer: int) -> None:
@@ -47,8 +48,9 @@ class CoreComm(Comm):
 
 
 class CoreOnly(fs.Simulator):
-    def run(self, program: Program, workers: int, **options: Any) -> list[Any]:
-        return super().run(functools.partial(_with_core, program), workers, **options)
+    def run(self, launch: fs.Launch) -> list[Any]:
+        program = functools.partial(_with_core, launch.program)
+        return super().run(replace(launch, program=program))
 
 
 def _with_core(program: Program, comm: Comm) -> Any:

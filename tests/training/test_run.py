@@ -83,8 +83,8 @@ class Follower(fs.Simulator):
 
     is_lead = False
 
-    def run(self, program, workers, **options):
-        own, *others = super().run(program, workers, **options)[::-1]
+    def run(self, launch):
+        own, *others = super().run(launch)[::-1]
         return [None for _ in others] + [own]
 
 
@@ -100,7 +100,7 @@ def test_a_process_that_does_not_lead_gets_the_same_figures_and_model(result):
 
 def test_a_process_whose_worker_is_lost_and_that_does_not_lead_has_no_model():
     class Bereft(Follower):
-        def run(self, program, workers, **options):
+        def run(self, launch):
             return [None, fs.WorkerLost("gone", 1, -9, 3, 0.5)]
 
     result = fs.run("digits-mlp", fs.SyncSGD(), 2, Bereft(), on_failure="continue")
@@ -115,8 +115,8 @@ def test_reports_are_plain_values(result):
     seen = []
 
     class Watching(fs.Simulator):
-        def run(self, *arguments, **options):
-            seen.extend(super().run(*arguments, **options))
+        def run(self, launch):
+            seen.extend(super().run(launch))
             return seen
 
     fs.run("digits-mlp", fs.SyncSGD(), 2, Watching(), epochs=1, on_failure="continue")

@@ -1,0 +1,433 @@
+"""`RunSpec`: the whole description of one run, as a value that prints and reads back."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flockstep.backends import ON_FAILURE, Backend, Compute, Simulator
+from flockstep.data import Assignment, BatchGrowth, Disjoint, Sampling
+from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName
+from flockstep.fields import (
+    fitted,
+    require,
+    require_above,
+    require_at_least,
+    require_choice,
+    require_integer,
+)
+from flockstep.intervals import Interval
+from flockstep.launch import BACKENDS, make_backend
+from flockstep.network import Network
+from flockstep.notation import as_spec, written
+from flockstep.optimizers import OptimizerSpec
+from flockstep.schedules import Constant, Schedule
+from flockstep.strategies import Strategy
+from flockstep.tasks import TASKS, Task, find_task
+
+VERSION = 1  # of the form in which specs are written
+DEFAULT_WORKERS = 8
+SEEDS = 2**63
+BUDGETS = ("epochs", "steps", "seconds", "bytes")
+MEASURES = ("replicas", "spread", "staleness", "time")
+DEVICES = ("cpu", "cuda", "auto")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides the outcome of a run. Texts are taken for every spec in it.
+
+    Fields:
+        task: a built-in name, `package.module:task`, or an `fs.Task`.
+        strategy: how workers share what they learn, codec included.
+        workers: how many; None is 8, and under torchrun as many as it has started.
+        backend: "sim", "local", "torchrun" or "ray". The settings of an `fs.Simulator` become
+            those of the spec; other backends are taken by name.
+        epochs, steps, seconds, bytes: the budget, at most one of them: passes of all workers
+            together over the data; optimizer steps of a worker; of the run's clock; sent by all
+            workers. None: the task's epochs.
+        target: the score at which the run ends, at the look at which it is reached.
+        batch_size: of one worker, or `fs.BatchGrowth`; None: the task's.
+        lr: the learning rate of the optimizer, be it the task's.
+        optimizer: None: the task's.
+        schedule: of the learning rate; None: the task's.
+        assignment: which worker sees which samples; None: `fs.Disjoint()`.
+        sampling: in which order; None: `fs.Sampling()`.
+        network, compute: the simulator's links and step times.
+        look_every: how often the model is looked at: "1 epoch", "50 steps", "0.5 seconds".
+        measure: what looks show besides: "replicas", "spread", "staleness", "time".
+        seed: decides everything random; from 0 to 2**63 - 1.
+        on_failure: when a worker is lost: "stop" or "continue".
+        device: "cpu", "cuda" or "auto".
+        lanes: simulated workers that compute side by side. No part of the outcome.
+
+    Example:
+        spec = fs.RunSpec("digits-mlp", fs.LocalSGD(period=8), workers=4, lr=0.1, epochs=2)
+        fs.RunSpec.from_toml(spec.to_toml()) == spec
+        fs.run(spec).metrics["test_accuracy"]
+    """
+
+    task: str | Task
+    strategy: Strategy[Any]
+    workers: int | None = None
+    backend: str | Backend = "sim"
+    epochs: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+    target: float | None = None
+    batch_size: int | BatchGrowth | None = None
+    lr: float | None = None
+    optimizer: OptimizerSpec | None = None
+    schedule: Schedule | None = None
+    assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
+    sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
+    network: Network | None = None
+    compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
+    look_every: Interval = Interval(1, "epochs")  # noqa: RUF009  it is frozen
+    measure: tuple[str, ...] = ()
+    seed: int = 0
+    on_failure: str = "stop"
+    device: str = "cpu"
+    lanes: int | None = field(default=None, compare=False)
+
+    if TYPE_CHECKING:
+        # The fields have the types that they have once texts are read; more is taken.
+        def __init__(
+            self,
+            task: str | Task,
+            strategy: Strategy[Any] | str,
+            workers: int | None = None,
+            backend: str | Backend = "sim",
+            **fields: Any,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        self._take_backend()
+        self._set("task", _named(self.task))
+        for name in ("assignment", "sampling", "look_every"):
+            if getattr(self, name) is None:
+                self._set(name, _DEFAULTS[name])
+        if self.workers is None and self.backend in BACKENDS and self.backend != "torchrun":
+            self._set("workers", DEFAULT_WORKERS)
+
+        self._set("look_every", Interval.read(self.look_every, "look_every"))
+        self._set("measure", _measures(self.measure))
+        for name, hint in _HINTS.items():
+            if name not in ("task", "backend", "look_every", "measure"):
+                self._set(name, as_spec(name, getattr(self, name), hint))
+
+        self._check_numbers()
+        self._check_rate()
+
+    # ---- As text
+
+    def to_toml(self) -> str:
+        """The fields that differ from their defaults, one per line."""
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self._table().items())
+
+    @classmethod
+    def from_toml(cls, text: str) -> RunSpec:
+        """The spec that `to_toml` printed, or one like it."""
+        return cls(**_whole_table(_parsed_toml(text)))
+
+    def to_json(self) -> str:
+        """The fields that differ from their defaults, as one JSON object."""
+        return json.dumps(self._table())
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSpec:
+        """The spec that `to_json` printed, or one like it."""
+        return cls(**_whole_table(_parsed_json(text)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunSpec:
+        """The spec in a file that ends in .toml or .json. Errors name the file."""
+        return cls(**load_table(path))
+
+    @property
+    def id(self) -> str:
+        """16 hex digits of what decides the outcome. Order, defaults that are spelt out, those of
+        the task too, and lanes make no difference.
+        """
+        table = self.resolved()._table(with_defaults=True)
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+    # ---- What a run makes of it
+
+    def find_task(self) -> Task:
+        """The task itself, where the spec has its name."""
+        return find_task(self.task, TASKS) if isinstance(self.task, str) else self.task
+
+    def resolved(self) -> RunSpec:
+        """The same run with the task's and the simulator's defaults spelt out: budget, batch size,
+        schedule, network, compute, and the optimizer with its rate.
+
+        The optimizer stays None where the task's is a function; the batch size, where it depends on
+        a number of workers that is not known yet."""
+        task = self.find_task()
+        found: dict[str, Any] = {
+            "schedule": self.schedule or task.schedule or Constant(),
+            "lanes": None,
+        }
+        if all(getattr(self, budget) is None for budget in BUDGETS):
+            found["epochs"] = task.epochs
+        if self.batch_size is None and (self.workers is not None or task.global_batch is None):
+            found["batch_size"] = task.batch_size_for(self.workers or 1)
+        if self.backend == "sim":
+            found["network"] = self.network or Simulator().network
+            found["compute"] = self.compute or Simulator().compute
+
+        optimizer = self.optimizer or task.optimizer
+        if isinstance(optimizer, OptimizerSpec):
+            found["optimizer"] = optimizer if self.lr is None else optimizer.with_lr(self.lr)
+            found["lr"] = None
+        return dataclasses.replace(self, **found)
+
+    def replace(self, **changes: Any) -> RunSpec:
+        """The same run but for these fields. A budget takes the place of the one before, and so
+        does a learning rate.
+        """
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return RunSpec(**overridden(fields, checked_table(changes)))
+
+    def make_optimizer(self, task: Task, parameters: Iterable[Any]) -> Optimizer:
+        """The optimizer of a worker: the spec's or the task's, with the spec's learning rate."""
+        optimizer = self.optimizer or task.optimizer
+        if self.lr is None:
+            return optimizer(parameters)
+        if isinstance(optimizer, OptimizerSpec):
+            return optimizer.with_lr(self.lr)(parameters)
+        made = optimizer(parameters)
+        _scale_rates(made, self.lr)
+        return made
+
+    # ---- Inside
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _take_backend(self) -> None:
+        """The name of a backend that is an object, and a simulator's settings."""
+        options = {name: getattr(self, name) for name in ("network", "compute", "lanes")}
+        given = {name: value for name, value in options.items() if value is not None}
+        if not isinstance(self.backend, Backend):
+            name = fitted("backend", self.backend, str)
+            if given or name not in BACKENDS:
+                for option in ("network", "compute"):
+                    given[option] = as_spec(option, options[option], _HINTS[option])
+                make_backend(name, **given)  # complains if they do not fit together
+            return
+
+        backend = make_backend(self.backend, **given)
+        if type(backend) is Simulator:
+            for name in options:
+                self._set(name, getattr(backend, name))
+        for name, known in BACKENDS.items():
+            if type(backend) is known:
+                self._set("backend", name)
+
+    def _check_numbers(self) -> None:
+        for name in ("workers", "epochs", "steps", "bytes", "batch_size", "lanes"):
+            value = getattr(self, name)
+            if isinstance(value, int):
+                require_integer(name, value, 1)
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            values = " and ".join(f"{name}={getattr(self, name)!r}" for name in budgets)
+            names = " and ".join(map(repr, budgets))
+            raise InvalidField(f"{names} must not be given together: one budget (got {values})")
+        if self.seconds is not None:
+            require_above("seconds", self.seconds, 0)
+        if self.target is not None:
+            require(math.isfinite(self.target), "target", "be finite", self.target)
+        require_integer("seed", self.seed, 0)
+        require(self.seed < SEEDS, "seed", "be below 2**63", self.seed)
+        require_choice("on_failure", self.on_failure, ON_FAILURE)
+        require_choice("device", self.device, DEVICES)
+
+    def _check_rate(self) -> None:
+        if self.lr is not None:
+            require_at_least("lr", self.lr, 0)
+        if self.optimizer is None:
+            return
+        if self.lr is not None and self.optimizer.gives_lr:
+            raise InvalidField(
+                f"'lr' must not be given twice, here and in 'optimizer' (got {self.lr!r})"
+            )
+        (self.optimizer if self.lr is None else self.optimizer.with_lr(self.lr)).require_lr()
+
+    def _table(self, with_defaults: bool = False) -> dict[str, Any]:
+        """Version and fields as plain numbers and texts, without those that are as by default."""
+        if not isinstance(self.task, str):
+            raise SpecError(
+                f"task {self.task.name!r} cannot be written as text: it was made in a script; "
+                "put it in a module and name it 'package.module:task'"
+            )
+        if not isinstance(self.backend, str):
+            raise SpecError(
+                f"backend {type(self.backend).__name__} cannot be written as text: "
+                f"known are {', '.join(BACKENDS)}"
+            )
+        # Of a run that is told no more than this, the defaults of the others can be seen.
+        bare = RunSpec(self.task, self.strategy, backend=self.backend)
+        table: dict[str, Any] = {"version": VERSION}
+        for name in _HINTS:
+            value = _written_field(getattr(self, name))
+            is_needed = name in ("task", "strategy")
+            if with_defaults or is_needed or value != _written_field(getattr(bare, name)):
+                table[name] = value
+        return table
+
+
+_HINTS = typing.get_type_hints(RunSpec)
+_DEFAULTS = {each.name: each.default for each in dataclasses.fields(RunSpec)}
+
+
+def load_table(path: str | Path) -> dict[str, Any]:
+    """The fields of the spec in a file, as they stand there. Errors name the file."""
+    path = Path(path)
+    parsers = {".toml": _parsed_toml, ".json": _parsed_json}
+    try:
+        require(path.suffix in parsers, "file", "end in .toml or .json", path.name)
+        table = _whole_table(parsers[path.suffix](path.read_text(encoding="utf-8")))
+        RunSpec(**table)  # complains of fields that are wrong
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(f"{path}: cannot be read: {reason}") from error
+    except (InvalidField, UnknownName, SpecError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    return table
+
+
+def _whole_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a spec that needs no more."""
+    fields = checked_table(table)
+    for name in ("task", "strategy"):
+        require(name in fields, name, "be given", None)
+    return fields
+
+
+def checked_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a spec, if all of them are, and the version is this one."""
+    fields = dict(table)
+    version = fields.pop("version", VERSION)
+    require(version == VERSION, "version", f"be {VERSION}: no other can be read here", version)
+    for name in fields:
+        if name not in _HINTS:
+            near = difflib.get_close_matches(name, _HINTS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownName(f"unknown field {name!r}; {hint}known: {', '.join(_HINTS)}")
+    return fields
+
+
+def overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with changes. What says the same thing as a change goes: another budget, the
+    learning rate in the optimizer.
+    """
+    kept = dict(fields)
+    if any(changes.get(budget) is not None for budget in BUDGETS):
+        kept |= dict.fromkeys(BUDGETS)
+
+    optimizer = changes.get("optimizer")
+    if optimizer is not None and as_spec("optimizer", optimizer, OptimizerSpec).gives_lr:
+        kept["lr"] = None
+    if changes.get("lr") is not None and kept.get("optimizer") is not None:
+        kept["optimizer"] = as_spec("optimizer", kept["optimizer"], OptimizerSpec).without_lr()
+    return kept | dict(changes)
+
+
+def _named(task: str | Task) -> str | Task:
+    """The name of a task that its name gives back; else the task itself."""
+    if isinstance(task, str):
+        if ":" not in task:  # a module is not loaded before it is needed
+            find_task(task, TASKS)
+        return task
+    require(isinstance(task, Task), "task", "be a name, or an fs.Task", task)
+    if task.name not in TASKS and ":" not in task.name:
+        return task
+    try:
+        same = find_task(task.name, TASKS)
+    except FlockstepError:
+        return task
+    parts = [each.name for each in dataclasses.fields(Task)]
+    is_same = all(_is_same(getattr(task, part), getattr(same, part)) for part in parts)
+    return task.name if is_same else task
+
+
+def _is_same(one: object, other: object) -> bool:
+    is_plain = isinstance(one, int | float | str | Schedule | OptimizerSpec)
+    return one is other or (is_plain and one == other)
+
+
+def _measures(value: Any) -> tuple[str, ...]:
+    """What looks show besides, from a text or several, in the order of the table."""
+    texts = value.split(",") if isinstance(value, str) else value
+    rule = f"be some of {', '.join(MEASURES)}"
+    require(isinstance(texts, tuple | list), "measure", rule, value)
+    chosen = [text.strip() if isinstance(text, str) else text for text in texts if text != ""]
+    for each in chosen:
+        require(each in MEASURES, "measure", rule, each)
+    return tuple(each for each in MEASURES if each in chosen)
+
+
+def _scale_rates(optimizer: Optimizer, lr: float) -> None:
+    """Scale the rates of all groups such that the first has this one."""
+    first = float(optimizer.param_groups[0]["lr"])
+    require(first > 0, "lr", "be set in the optimizer itself, whose own rate is 0", lr)
+    # All rates first: groups may share one tensor.
+    rates = [float(group["lr"]) * (lr / first) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+        if "initial_lr" in group:
+            group["initial_lr"] = rate
+
+
+def _written_field(value: Any) -> Any:
+    """A field as a number, or a text, or several."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Interval) else written(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's; that one character more must be escaped there.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _parsed_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"not TOML: {error}") from error
+
+
+def _parsed_json(text: str) -> dict[str, Any]:
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"not JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise SpecError(f"not a JSON object, but a {type(table).__name__}")
+    return table

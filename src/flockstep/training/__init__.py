@@ -1,0 +1,5 @@
+"""A whole training job: the loop, the looks at it, and what comes of it."""
+
+from flockstep.training.run import run
+
+__all__ = ["run"]

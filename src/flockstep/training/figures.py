@@ -1,0 +1,148 @@
+"""What a worker tells of itself at a look, and what a look says of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flockstep.comm import Gathered
+from flockstep.result import Look
+from flockstep.worker import Worker
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One worker's figures at one moment; all but those since the last look count from the start."""
+
+    steps: float
+    samples: float
+    seconds: float
+    bytes_sent: float
+    exchanges: float
+    seconds_waiting: float
+    seconds_sending: float
+    staleness_sum: float
+    staleness_count: float
+    staleness_max: float
+    train_loss: float  # the mean over the steps since the last look; NaN if there was none
+    is_done: float = False
+
+    @classmethod
+    def of(cls, worker: Worker, losses: Sequence[float], is_done: bool = False) -> Figures:
+        meter = worker.comm.meter
+        return cls(
+            worker.steps,
+            worker.samples,
+            worker.comm.now(),
+            meter.bytes_sent,
+            meter.exchanges,
+            meter.seconds_waiting,
+            meter.seconds_sending,
+            meter.staleness_sum,
+            meter.staleness_count,
+            meter.staleness_max,
+            fmean(losses) if losses else math.nan,
+            is_done,
+        )
+
+    def told(self) -> Tensor:
+        """As it travels."""
+        return torch.tensor(dataclasses.astuple(self), dtype=torch.float64)
+
+
+class Table:
+    """The figures of all workers that are there, in rank order."""
+
+    def __init__(self, figures: Sequence[Figures], ranks: Sequence[int]) -> None:
+        self.figures = figures
+        self.ranks = ranks
+
+    @classmethod
+    def of(cls, told: Gathered) -> Table:
+        return cls([Figures(*row.tolist()) for row in told], told.ranks)
+
+    @property
+    def seconds(self) -> float:
+        """The clock of the worker that has come furthest."""
+        return max(each.seconds for each in self.figures)
+
+    @property
+    def bytes_sent(self) -> int:
+        return int(sum(each.bytes_sent for each in self.figures))
+
+    @property
+    def steps(self) -> float:
+        """Of all workers together."""
+        return sum(each.steps for each in self.figures)
+
+    @property
+    def first_seconds(self) -> float:
+        """The clock of the last of those who have steps left."""
+        return min((each.seconds for each in self.figures if not each.is_done), default=math.inf)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of all workers together that have steps left."""
+        active = [each for each in self.figures if not each.is_done and each.seconds > 0]
+        return sum(each.steps / each.seconds for each in active)
+
+    @property
+    def all_are_done(self) -> bool:
+        return all(each.is_done for each in self.figures)
+
+    @property
+    def train_loss(self) -> float | None:
+        losses = [each.train_loss for each in self.figures if not math.isnan(each.train_loss)]
+        return fmean(losses) if losses else None
+
+    def metrics(self) -> dict[str, Any]:
+        """The run's figures, from those of the workers that have come to its end."""
+        return {
+            "train_loss": self.train_loss,
+            "seconds": self.seconds,
+            "bytes_sent": self.bytes_sent,
+            "exchanges": int(max(each.exchanges for each in self.figures)),
+            "steps": int(max(each.steps for each in self.figures)),
+            "samples": int(sum(each.samples for each in self.figures)),
+        }
+
+    def look(self, epoch: float, seconds: float | None = None) -> Look:
+        """A look without scores. `seconds`: when it was, if that is not the furthest clock."""
+        return Look(
+            step=int(self.steps) // len(self.figures),
+            epoch=epoch,
+            samples=int(sum(each.samples for each in self.figures)),
+            seconds=self.seconds if seconds is None else seconds,
+            bytes_sent=self.bytes_sent,
+            train_loss=self.train_loss,
+        )
+
+    def staleness(self) -> dict[str, Any]:
+        """Of all updates of shared tensors so far; None where nothing was updated."""
+        updates = sum(each.staleness_count for each in self.figures)
+        if not updates:
+            return {"staleness_mean": None, "staleness_max": None}
+        return {
+            "staleness_mean": sum(each.staleness_sum for each in self.figures) / updates,
+            "staleness_max": int(max(each.staleness_max for each in self.figures)),
+        }
+
+    def shares_of_time(self) -> dict[str, Any]:
+        """What part of its time so far each worker computed, waited and sent."""
+        waiting, sending = [], []
+        for each in self.figures:
+            whole = each.seconds or 1.0
+            waiting.append(each.seconds_waiting / whole)
+            sending.append(each.seconds_sending / whole)
+        return {
+            "computing": [1 - a - b for a, b in zip(waiting, sending, strict=True)],
+            "waiting": waiting,
+            "sending": sending,
+        }

@@ -1,0 +1,89 @@
+"""The loop of one worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flockstep.comm import Comm, Trace
+from flockstep.device import on_device, worker_device
+from flockstep.tasks import Task
+from flockstep.training.job import Job
+from flockstep.training.observer import Observer, observer_of
+from flockstep.training.scoring import of_table
+from flockstep.worker import Worker
+
+
+def train(comm: Comm, job: Job) -> dict[str, Any]:
+    """One worker's whole training. It returns plain values and tensors, which every backend can
+    carry.
+
+    Each worker brings the figures of the whole run: not every launcher gets to see all workers'
+    reports.
+    """
+    if job.trace_limit is not None:
+        comm.meter.trace = Trace(job.trace_limit)
+    task, spec = job.task, job.spec
+    model = task.model().to(worker_device(spec.device, comm.rank))
+    optimizer = spec.make_optimizer(task, model.parameters())
+    worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
+    observer = observer_of(worker, job)
+
+    for batch in worker.batches(
+        task.train, job.batch_size, job.passes, spec.assignment, job.sampling, steps=job.steps
+    ):
+        batch = on_device(batch, worker.flat.state.device)
+        loss = worker.adjust_loss(task.loss(model, batch), batch)
+        loss.backward()
+        asks = spec.strategy.needs_accuracy
+        worker.step(loss, _score(task, model, batch) if asks else None)
+        if observer.after_step():
+            break
+
+    observer.leave()
+    return _report(worker, observer, job)
+
+
+def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
+    comm, final = worker.comm, observer.final
+    replica = worker.flat.parameters.detach().cpu().clone()
+    measured = observer.measured()
+    if final is None:
+        worker.finish()
+        table = observer.end()
+        look = table.look(job.epoch_at(worker, table))
+        metrics = table.metrics()
+    else:
+        with torch.no_grad():
+            worker.flat.state.copy_(final.shown)
+        table, look = final.table, final.look
+        metrics = table.metrics() | {"seconds": look.seconds, "steps": look.step}
+    measured |= of_table(table, job.spec.measure)
+    leads = comm.rank == table.ranks[0]
+    trace = comm.meter.trace
+    return {
+        "replica": replica,
+        "model": _state_of(worker.model) if leads or job.model_from_all else None,
+        "metrics": metrics,
+        "last_look": dict(look) | measured,
+        "history": [dict(look) for look in observer.history],
+        "has_reached": final is not None,
+        "trace": None if trace is None else list(trace.table()),
+    }
+
+
+@torch.no_grad()
+def _score(task: Task, model: nn.Module, batch: Any) -> float:
+    """The metric on a training batch, in evaluation mode: another pass must not count in batch
+    normalisation.
+    """
+    model.eval()
+    score = float(task.metric(model, batch))
+    model.train()
+    return score
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in model.state_dict().items()}

@@ -1,0 +1,237 @@
+"""One worker's part in looking at the run.
+
+A look is of the whole run at one moment, and costs the run nothing. What "one moment" means
+depends on the strategy, and how it is done on the backend:
+
+- `InStep`: workers that meet in their steps are looked at after the same step; any other cut
+  could fall between two sides of an exchange. Where time passes by itself they hold their clocks,
+  work out the representative together, share the scoring, and go on as if nothing had been.
+- `OnTheClock`: workers that never wait do the same when their clocks show the same time.
+- `Simulated`: in virtual time a moment is exact, for all who share tensors or never wait. Nobody
+  stops there: each worker leaves a copy of its data, and the copies are judged aside (`board.py`).
+  Waiting for each other would change the order in which messages arrive, and with it the run.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from flockstep.result import Look
+from flockstep.strategies import save_state, shared_tensors
+from flockstep.training.board import Board, Copy
+from flockstep.training.budget import Agreement, own_budget_is_used_up
+from flockstep.training.figures import Figures, Table
+from flockstep.training.job import Final, Job
+from flockstep.training.scoring import judged, of_all_replicas
+from flockstep.worker import Worker
+
+NEAR_ENOUGH = 0.02  # of the steps between two looks: one that comes so much too early is on time
+
+
+def observer_of(worker: Worker, job: Job) -> Observer:
+    """The observer for this strategy on this backend."""
+    # A strategy of somebody else may keep in its state what is not data, and not marked as such:
+    # it says so now rather than at the first look.
+    save_state(worker.state, type(worker.strategy).__name__)
+    waits = worker.comm.size == 1 or worker.strategy.waits or job.timetable is None
+    if job.board is None:
+        return InStep(worker, job) if waits else OnTheClock(worker, job)
+    if waits and not shared_tensors(worker.state):
+        return InStep(worker, job)
+    return Simulated(worker, job, job.board)
+
+
+class Observer(ABC):
+    """Asked after every step whether it is time to look, or to end.
+
+    Fields:
+        history: the looks so far; in the simulator they are on the board instead.
+        final: the look at which the run has reached its target.
+    """
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        self.worker = worker
+        self.job = job
+        self.spec = job.spec
+        self.history: list[Look] = []
+        self.final: Final | None = None
+        self.losses: list[float] = []
+
+    def after_step(self) -> bool:
+        """Look if it is time to. Return whether the run ends here for this worker."""
+        self.losses.append(self.worker.loss)
+        return self._after_step()
+
+    @abstractmethod
+    def _after_step(self) -> bool: ...
+
+    def leave(self) -> None:
+        """This worker has taken its last step; others may still have to be looked at."""
+
+    def end(self) -> Table:
+        """The figures of all workers at the end of the run."""
+        comm = self.worker.comm
+        with comm.unmetered():
+            return Table.of(comm.all_gather(self._figures(is_done=True).told()))
+
+    def measured(self) -> dict[str, Any]:
+        """What is measured of the replicas as they stand at the end, before they become one."""
+        with self.worker.comm.unmetered():
+            return of_all_replicas(self.worker, self.job.task, self.spec.measure)
+
+    def copy(self, with_shared: bool) -> Copy:
+        """This worker's data at this moment, for the board."""
+        return Copy.of(self.worker, self._figures(), with_shared)
+
+    def _figures(self, is_done: bool = False) -> Figures:
+        return Figures.of(self.worker, self.losses, is_done)
+
+    def _gather(self, is_done: bool = False) -> Table:
+        """All workers tell each other how far they are. Called off the clock."""
+        return Table.of(self.worker.comm.all_gather(self._figures(is_done).told()))
+
+    @torch.no_grad()
+    def _look_together(self, table: Table, seconds: float | None = None) -> None:
+        """All workers look at the run and know what they see. Called off the clock."""
+        worker, job = self.worker, self.job
+        shown = worker.preview()
+        look = table.look(job.epoch_at(worker, table), seconds)
+        look = judged(worker, job.task, table, look, shown, self.spec.measure)
+        self.history.append(look)
+        self.losses.clear()
+        if job.is_reached_by(look):
+            self.final = Final(look, table, shown)
+
+
+class InStep(Observer):
+    """Workers that wait for each other: all are looked at after the same step."""
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        super().__init__(worker, job)
+        every = job.spec.look_every
+        self._looks = 0
+        self._agreement = Agreement(
+            worker, job, every.count if every.unit == "seconds" else math.inf
+        )
+
+    def _after_step(self) -> bool:
+        if self.worker.steps == self.job.steps:
+            return True  # what is seen here is the final model
+        is_over, is_time = self._agreement.after_step()
+        if not is_over and (is_time or self._is_step_of_a_look()):
+            self._look()
+        return is_over or self.final is not None
+
+    def _is_step_of_a_look(self) -> bool:
+        """Whether a look by steps or epochs is due."""
+        every, table = self.spec.look_every, self.job.timetable
+        if every.unit == "seconds":
+            return False
+        if every.unit == "steps" or table is not None:
+            return self.worker.steps == self.job.step_of_look(self._looks + 1)
+        ended = self.worker.course.epochs_ended  # of a stream, which tells no step in advance
+        return ended >= (self._looks + 1) * every.count
+
+    def _look(self) -> None:
+        self._looks += 1
+        comm, board, number = self.worker.comm, self.job.board, self._looks
+        if board is None:
+            with comm.off_the_clock():
+                self._look_together(self._gather())
+            return
+        comm.in_order(lambda: board.bring(comm.rank, number, self.copy))
+        self.losses.clear()
+        board.judge_complete(self.worker)
+        if self.spec.target is not None:
+            with comm.unmetered():
+                comm.barrier()  # until the last one has judged
+            self.final = board.final
+
+
+class Simulated(Observer):
+    """Simulated workers: each leaves a copy when the common clock says so."""
+
+    def __init__(self, worker: Worker, job: Job, board: Board) -> None:
+        super().__init__(worker, job)
+        self._board = board
+        self._waits = worker.strategy.waits
+        aims = job.spec.target is not None  # which may end the run after any step
+        self._agreement = Agreement(worker, job, at_every_step=aims)
+
+    def _after_step(self) -> bool:
+        worker, board = self.worker, self._board
+        now = worker.comm.now()
+
+        def tick() -> None:
+            self.final = board.final  # first: what is known at this moment, all see alike
+            if self.final is None and board.tick(worker.comm.rank, now, self.copy):
+                self.losses.clear()
+
+        worker.comm.in_order(tick)
+        board.judge_complete(worker)
+        if self._waits and worker.steps != self.job.steps:
+            is_over, _ = self._agreement.after_step()
+            self.final = board.final if self.spec.target is not None else None
+            return is_over or self.final is not None
+        return self.final is not None or own_budget_is_used_up(worker, self.job)
+
+    def leave(self) -> None:
+        comm = self.worker.comm
+        comm.in_order(lambda: self._board.leave(comm.rank, self.copy))
+        self._board.judge_complete(self.worker)
+        with comm.unmetered():
+            comm.barrier()  # the last may still see the target reached, for all
+        self.final = self._board.final
+
+
+class OnTheClock(Observer):
+    """Workers that never wait, where time passes by itself: they meet when their clocks show the
+    time that they agreed on.
+
+    A look that is due after so many steps or epochs is due when all workers together have taken so
+    many steps. When that will be follows from their pace.
+    """
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        super().__init__(worker, job)
+        self._looks = 0
+        by_time = job.spec.look_every.unit == "seconds"
+        self._next_meeting = job.spec.look_every.count if by_time else 0.0
+
+    def _after_step(self) -> bool:
+        worker = self.worker
+        if worker.comm.now() >= self._next_meeting and worker.steps != self.job.steps:
+            self._meet(is_done=False)
+        return self.final is not None or own_budget_is_used_up(worker, self.job)
+
+    def leave(self) -> None:
+        while self.final is None and not self._meet(is_done=True).all_are_done:
+            pass  # those who have steps left want to be looked at in between
+
+    def _meet(self, is_done: bool) -> Table:
+        with self.worker.comm.off_the_clock(is_done):
+            table = self._gather(is_done)
+            if not table.all_are_done:
+                self._look_if_due(table)
+        return table
+
+    def _look_if_due(self, table: Table) -> None:
+        every = self.spec.look_every
+        if every.unit == "seconds":
+            self._look_together(table, seconds=self._next_meeting)
+            passed = max(self._next_meeting, table.first_seconds)
+            self._next_meeting = (math.floor(passed / every.count) + 1) * every.count
+            return
+        workers = len(table.figures)
+        before, goal = (workers * self.job.step_of_look(self._looks + more) for more in (0, 1))
+        if goal - table.steps <= NEAR_ENOUGH * (goal - before):
+            self._look_together(table)
+            self._looks += 1
+            before, goal = goal, workers * self.job.step_of_look(self._looks + 1)
+        seconds = (goal - table.steps) / table.steps_per_second
+        is_guess = self._looks == 0  # by the first few steps: better look again half-way
+        self._next_meeting = table.seconds + (seconds / 2 if is_guess else seconds)

@@ -1,0 +1,230 @@
+"""`run`: a whole training job in one call, from its spec to its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flockstep.backends import Backend
+from flockstep.comm import events_per_worker
+from flockstep.data import Sampling, batches
+from flockstep.errors import InvalidField, WorkerLost, unknown_name
+from flockstep.fields import require
+from flockstep.launch import launch, make_backend
+from flockstep.progress_bar import steps_bar
+from flockstep.result import Look, Result, described
+from flockstep.spec import RunSpec
+from flockstep.strategies import Strategy
+from flockstep.tasks import Task
+from flockstep.training.board import Board
+from flockstep.training.job import ENDLESS, Job
+from flockstep.training.loop import train
+from flockstep.training.trace_file import require_trace_path, write_trace
+
+
+def run(
+    task: str | Task | RunSpec,
+    strategy: Strategy[Any] | str | None = None,
+    workers: int | None = None,
+    backend: str | Backend = "sim",
+    *,
+    progress: bool | None = None,
+    trace: str | Path | None = None,
+    **fields: Any,
+) -> Result:
+    """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
+    represents them.
+
+    All but the last two arguments are the fields of an `fs.RunSpec`, which says what they mean: the
+    budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
+    `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
+    `fs.run(spec)` runs a spec that is there already.
+
+    `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
+    computed, waited and sent when into that file, for ui.perfetto.dev.
+
+    Example:
+        result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
+        result.metrics["test_accuracy"], result.metrics["bytes_sent"]
+    """
+    if isinstance(task, RunSpec):
+        spec = task
+        given = {"strategy": strategy, "workers": workers, **fields}
+        for name, value in given.items():
+            require(value is None, name, f"be in the spec: spec.replace({name}=…)", value)
+        place = backend if isinstance(backend, Backend) else make_place(spec)
+    else:
+        for name in fields:
+            if name not in SPEC_FIELDS:
+                raise unknown_name("field of a run", name, SPEC_FIELDS)
+        if strategy is None:
+            rule = "be a strategy such as fs.LocalSGD(period=8)"
+            raise InvalidField(f"'strategy' must {rule} (got None)")
+        spec = RunSpec(task, strategy, workers, backend, **fields)
+        place = backend if isinstance(backend, Backend) else make_place(spec)
+    return run_on(place, spec, progress, trace)
+
+
+SPEC_FIELDS = {field.name: field for field in dataclasses.fields(RunSpec)}
+_positional = [*inspect.signature(run).parameters.values()]
+_named = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+    for name, field in SPEC_FIELDS.items()
+    if name not in ("task", "strategy", "workers", "backend")
+]
+# What `help` shows: all fields of a spec by name.
+run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:6]])  # type: ignore[attr-defined]
+
+
+def make_place(spec: RunSpec) -> Backend:
+    return make_backend(spec.backend, network=spec.network, compute=spec.compute, lanes=spec.lanes)
+
+
+def run_on(
+    place: Backend, spec: RunSpec, progress: bool | None = None, trace: str | Path | None = None
+) -> Result:
+    """Run `spec` on a backend that is there."""
+    if trace is not None:
+        require_trace_path(Path(trace))
+    spec = spec.replace(workers=place.size(spec.workers))
+    job = prepared(spec, place, traces=trace is not None)
+    began = time.perf_counter()
+    shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
+    title = f"{job.task.name} {spec.strategy.name}"
+    with steps_bar(title, job.steps, shown) as watch:
+        outcomes = launch(
+            functools.partial(train, job=job),
+            spec.workers,
+            place,
+            seed=spec.seed,
+            on_failure=spec.on_failure,
+            watch=watch,
+        )
+    result = _result(job, outcomes, place, time.perf_counter() - began)
+    if trace is not None and place.is_lead:
+        tracks = [each["trace"] for each in outcomes if isinstance(each, dict)]
+        write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
+    return result
+
+
+def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
+    """What every worker needs to know. Whatever can be wrong is found here, before workers start."""
+    assert spec.workers is not None
+    task = spec.find_task().loaded()
+    task.check()
+    batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
+    passes, table = _passes(spec, task, batch_size)
+    known = None if table is None or passes == ENDLESS else table.steps
+    steps = min((each for each in (known, spec.steps) if each is not None), default=None)
+    job = Job(
+        spec,
+        task,
+        batch_size,
+        task.schedule if spec.schedule is None else spec.schedule,
+        passes,
+        steps,
+        table,
+        # The lowest rank may be lost when all is done; and a process that does not lead has only
+        # its own worker's.
+        model_from_all=spec.on_failure == "continue" or not place.is_lead,
+        trace_limit=events_per_worker(spec.workers) if traces else None,
+    )
+    if not place.is_virtual:
+        return job
+    return replace(job, board=Board(job, spec.workers))
+
+
+def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
+    """How often each worker goes over its own samples, and the timetable of that."""
+
+    def table(passes: int) -> Any:
+        return batches.plan(
+            task.train,
+            batch_size,
+            passes,
+            spec.assignment,
+            None if spec.sampling == Sampling() else spec.sampling,
+            workers=spec.workers or 1,
+            rank=0,
+            seed=spec.seed,
+        ).timetable
+
+    if spec.seconds is not None or spec.bytes is not None:
+        rule = "be a number where the budget does not tell how many samples there will be"
+        require(isinstance(batch_size, int), "batch_size", rule, batch_size)
+        return ENDLESS, table(ENDLESS)
+    if spec.steps is None:
+        epochs = task.epochs if spec.epochs is None else spec.epochs
+        passes = spec.assignment.overlap_epochs(epochs, spec.workers or 1)
+        return passes, table(passes)
+    passes = 1
+    while (planned := table(passes)) is not None and planned.steps < spec.steps:
+        passes = max(passes + 1, passes * spec.steps // planned.steps)
+    return (ENDLESS if planned is None else passes), planned
+
+
+def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) -> Result:
+    """`outcomes`: a report, a loss, or None for a worker whose report went to the process that
+    leads.
+    """
+    losses = [outcome for outcome in outcomes if isinstance(outcome, WorkerLost)]
+    lost = [
+        {name: getattr(loss, name) for name in ("rank", "step", "seconds", "exit_code")}
+        for loss in losses
+    ]
+    reports = [outcome for outcome in outcomes if isinstance(outcome, dict)]
+    metrics: dict[str, Any] = {
+        "wall_seconds": wall_seconds,
+        "workers": len(outcomes),
+        "lost": len(lost),
+    }
+    config, is_copy = described(job.spec, job.task, place), not place.is_lead
+    if not reports:  # this process does not lead, and its own worker is among the lost
+        return Result(config, metrics, [], [], lost, job.spec, _is_copy=is_copy)
+    report = next(report for report in reports if report["model"] is not None)
+    model = job.task.model_of(report["model"])
+    loss, accuracy = job.task.evaluate(model)
+    metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
+    history = _history(job, report, model, (loss, accuracy))
+    if job.spec.target is not None:
+        metrics |= _to_target(job, history)
+    replicas = [each["replica"] for each in reports]
+    return Result(
+        config, metrics, history, replicas, lost, job.spec, _model=model, _is_copy=is_copy
+    )
+
+
+def _history(
+    job: Job, report: dict[str, Any], model: torch.nn.Module, on_test: tuple[float, float]
+) -> list[Look]:
+    """All looks. The last one is of the final model."""
+    looks = [Look(**row) for row in report["history"]]
+    if job.board is not None:
+        looks = job.board.looks()
+    if report["has_reached"]:
+        reached = next(place for place, look in enumerate(looks) if job.is_reached_by(look))
+        return looks[: reached + 1]  # others may have been under way
+    watched = job.task.watched
+    loss, accuracy = on_test if watched is job.task.test else job.task.evaluate(model, watched)
+    last = Look(**report["last_look"] | {"loss": loss, "accuracy": accuracy})
+    if looks and looks[-1].step == last.step:
+        before = looks.pop()
+        last = replace(last, train_loss=last.train_loss or before.train_loss)
+    return [*looks, last]
+
+
+def _to_target(job: Job, history: list[Look]) -> dict[str, Any]:
+    """What it took to reach the target; None where it was not reached."""
+    reached = next((look for look in history if job.is_reached_by(look)), None)
+    return {
+        "seconds_to_target": reached and reached.seconds,
+        "steps_to_target": reached and reached.step,
+        "bytes_to_target": reached and reached.bytes_sent,
+    }

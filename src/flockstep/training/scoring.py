@@ -1,0 +1,88 @@
+"""How good a model is, asked by all workers together or by one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flockstep.result import Look
+from flockstep.tasks import Task, mean_scores
+from flockstep.training.figures import Table
+from flockstep.worker import Worker
+
+
+def judged(
+    worker: Worker, task: Task, table: Table, look: Look, shown: Tensor, measure: Sequence[str]
+) -> Look:
+    """The look with the scores of the model whose state is `shown`, and what else is measured.
+
+    All workers call it together: they share the work, and all of them know the outcome.
+    """
+    with shown_in(worker, shown):
+        loss, accuracy = mean_scores(_rows_of_all(worker, task))
+    look = replace(look, loss=loss, accuracy=accuracy)
+    found = of_all_replicas(worker, task, measure) | of_table(table, measure)
+    return replace(look, **found)
+
+
+class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
+    """The worker's model has another state inside, and its own again behind."""
+
+    def __init__(self, worker: Worker, state: Tensor) -> None:
+        self._flat = worker.flat.state
+        self._state = state
+
+    @torch.no_grad()
+    def __enter__(self) -> None:
+        self._own = self._flat.clone()
+        self._flat.copy_(self._state)
+
+    @torch.no_grad()
+    def __exit__(self, *exception: object) -> None:
+        self._flat.copy_(self._own)
+
+
+def _rows_of_all(worker: Worker, task: Task) -> Tensor:
+    """The scores of all batches, each by one of the workers."""
+    comm, rows = worker.comm, None
+    while rows is None or not bool(
+        (rows[:, 2] > 0).all()
+    ):  # who was lost leaves its batches undone
+        members = comm.all_gather(torch.empty(0)).ranks  # the same on all, whoever is lost
+        place = members.index(comm.rank)
+        own = task.scores(worker.model, task.watched, place, len(members))
+        rows = comm.all_reduce(own)
+    return rows
+
+
+def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[str, Any]:
+    """How good the workers' own replicas are, and how far apart. All workers call it together."""
+    comm, own = worker.comm, worker.flat.parameters
+    found: dict[str, Any] = {}
+    if "replicas" in measure:
+        _, accuracy = task.evaluate(worker.model, task.watched)
+        found |= of_replicas(list(map(float, comm.all_gather(torch.tensor(accuracy).double()))))
+    if "spread" in measure:
+        centre = comm.all_reduce(own.double(), op="mean")
+        square = comm.all_reduce((own.double() - centre).square().sum(), op="mean")
+        found["spread"] = float(square.sqrt())
+    return found
+
+
+def of_replicas(accuracies: Sequence[float]) -> dict[str, Any]:
+    return {
+        "replicas_mean": fmean(accuracies),
+        "replicas_max": max(accuracies),
+        "replicas_min": min(accuracies),
+    }
+
+
+def of_table(table: Table, measure: Sequence[str]) -> dict[str, Any]:
+    """What is measured without looking at any model."""
+    found = table.staleness() if "staleness" in measure else {}
+    return found | (table.shares_of_time() if "time" in measure else {})

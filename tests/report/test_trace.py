@@ -1,0 +1,153 @@
+"""Traces are files that viewers of Chrome's trace events open."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import flockstep as fs
+from flockstep.comm import EVENT_KINDS, Trace, events_per_worker
+from flockstep.report import require_trace_path, write_trace
+
+MOST_BYTES = 100e6
+
+
+def traced(workers, steps=3, limit=None, **options):
+    """The tracks of workers that compute, average and hand something round."""
+
+    def program(comm):
+        comm.meter.trace = Trace(limit or events_per_worker(comm.size))
+        tensor = torch.zeros(8)
+        for _ in range(steps):
+            comm.elapse()
+            comm.all_reduce(tensor)
+            comm.send(tensor, (comm.rank + 1) % comm.size)
+            comm.recv(tensor, (comm.rank - 1) % comm.size)
+        return comm.meter.trace.table()
+
+    return fs.launch(program, workers, **options)
+
+
+def check_format(trace):
+    """What the description of the event format demands of the events that are used here, and what
+    viewers need: events of a thread in order, and none that overlap.
+    """
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    free: dict[int, float] = {}
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ts"] >= 0
+        match event["ph"]:
+            case "M":
+                values = {"process_name": "name", "thread_name": "name"}
+                assert set(event["args"]) == {values.get(event["name"], "sort_index")}
+            case "i":
+                assert event["s"] in ("g", "p", "t")
+            case "X":
+                assert event["dur"] >= 0
+                assert event["cat"] in ("computing", "waiting", "sending")
+                assert event["args"]["step"] >= 0
+                assert ("bytes" in event["args"]) == (event["cat"] != "computing")
+                assert event["ts"] >= free.get(event["tid"], 0) - 1e-3  # a nanosecond
+                free[event["tid"]] = event["ts"] + event["dur"]
+            case _:
+                raise AssertionError(event)
+    return trace["traceEvents"]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_is_a_file_of_events(tmp_path, name):
+    compute = fs.Compute(0.01, slow={2: 2.0}, jitter=0.3)
+    write_trace(tmp_path / name, traced(3, compute=compute), title="three workers")
+    opened = gzip.open if name.endswith(".gz") else Path.open
+    with opened(tmp_path / name) as file:
+        trace = json.load(file)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+    events = check_format(trace)
+    assert trace["otherData"] == {"title": "three workers", "workers": 3, "clock": "virtual"}
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "rank 0", 1: "rank 1", 2: "rank 2"}
+
+    drawn = [event for event in events if event["ph"] == "X"]
+    for rank in range(3):
+        own = [event for event in drawn if event["tid"] == rank]
+        assert [e["args"]["step"] for e in own if e["cat"] == "computing"] == [1, 2, 3]
+        sends = [e["args"] for e in own if (e["name"], e["cat"]) == ("send", "sending")]
+        assert sends == [{"step": k, "bytes": 32, "peer": (rank + 1) % 3} for k in (1, 2, 3)]
+
+    first = next(event for event in drawn if event["name"] == "all_reduce")
+    assert (first["tid"], first["cat"]) == (0, "waiting")  # for rank 2, which is slow
+    late = next(event for event in drawn if event["tid"] == 2)
+    assert first["ts"] + first["dur"] == pytest.approx(late["dur"], abs=2e-3)
+
+
+def test_the_wall_clock_is_named(local, tmp_path):
+    write_trace(tmp_path / "trace.json", traced(2, backend=local))
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    check_format(trace)
+    assert trace["otherData"]["clock"] == "wall"
+
+
+def test_what_is_too_much_is_counted_and_told(tmp_path):
+    tracks = traced(2, steps=10, limit=7)
+    whole, _ = traced(2, steps=10)[0]
+    for rows, _ in tracks:
+        assert len(rows) == 8
+        assert EVENT_KINDS[int(rows[-1, 0])] == "dropped"
+        assert int(rows[-1, 4]) == len(whole) - 7
+    write_trace(tmp_path / "trace.json", tracks)
+    events = check_format(json.loads((tmp_path / "trace.json").read_text()))
+    told = [event for event in events if event["ph"] == "i"]
+    assert [event["tid"] for event in told] == [0, 1]
+    assert told[0]["name"] == f"{len(whole) - 7} later events were dropped"
+
+
+def test_a_lost_worker_has_an_empty_track(tmp_path):
+    first, _ = traced(2)
+    write_trace(tmp_path / "trace.json", [first, None])
+    events = check_format(json.loads((tmp_path / "trace.json").read_text()))
+    assert "rank 1 (lost)" in [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {0}
+
+
+def test_names_are_quoted(tmp_path):
+    def program(comm):
+        comm.meter.trace = Trace(10)
+        comm.shared('a "quoted"\nname', torch.zeros(1)).read()
+        return comm.meter.trace.table()
+
+    write_trace(tmp_path / "trace.json", fs.launch(program, 1), title='"')
+    events = check_format(json.loads((tmp_path / "trace.json").read_text()))
+    assert 'read a "quoted"\nname' in [event["name"] for event in events]
+
+
+def test_a_trace_of_1024_workers_can_be_loaded(tmp_path):
+    workers, path = 1024, tmp_path / "trace.json"
+    write_trace(path, traced(workers, steps=5))
+    events = check_format(json.loads(path.read_text()))
+    drawn = [event["tid"] for event in events if event["ph"] == "X"]
+    assert set(drawn) == set(range(workers))
+
+    most = path.stat().st_size / len(drawn) * events_per_worker(workers) * workers
+    assert most < MOST_BYTES  # however long the run
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [("none/trace.json", "be a file in a folder that exists"), (".", "be a file, not a folder")],
+)
+def test_a_place_where_nothing_can_be_written_is_refused(tmp_path, path, rule):
+    with pytest.raises(fs.FlockstepError, match=f"'trace' must {rule} \\(got '{tmp_path}") as error:
+        write_trace(tmp_path / path, [])
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=f"'--trace' must {rule}"):
+        require_trace_path(tmp_path / path, "--trace")
+    assert not list(tmp_path.iterdir())

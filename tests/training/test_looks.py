@@ -1,0 +1,241 @@
+"""Looks: the whole run at one moment, scored by what stands for it, at no cost to the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tests.strategies.table import TABLE
+
+import flockstep as fs
+from flockstep.tasks import TASKS
+
+ROWS = pytest.mark.parametrize("row", TABLE, ids=str)
+FLOATS = 64 * 128 + 128 + 128 * 10 + 10  # of the model of digits-mlp
+
+
+def short(strategy, workers=4, **fields):
+    return fs.run("digits-mlp", strategy, workers, **{"steps": 25, "seed": 2, **fields})
+
+
+@ROWS
+def test_the_last_look_is_the_final_model(row):
+    result = short(row.strategy, row.workers, look_every="10 steps")
+    last = result.history[-1]
+    assert len(result.history) == 3
+    assert last.accuracy == result.metrics["test_accuracy"]
+    assert last.loss == result.metrics["test_loss"]
+    assert (last.step, last.seconds) == (result.metrics["steps"], result.metrics["seconds"])
+    assert last.bytes_sent == result.metrics["bytes_sent"]
+    assert last.samples == result.metrics["samples"]
+
+
+@ROWS
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_looking_changes_nothing_in_the_simulator(row, lanes):
+    compute = fs.Compute(0.01, jitter=0.4)
+    blind = short(row.strategy, row.workers, compute=compute, look_every="1000 steps", lanes=1)
+    looking = short(row.strategy, row.workers, compute=compute, look_every="3 steps", lanes=lanes)
+    assert len(blind.history) == 1
+    assert len(looking.history) == 9
+    own = ("train_loss", "wall_seconds")  # the loss is that of the steps since the last look
+    assert {name: value for name, value in blind.metrics.items() if name not in own} == {
+        name: value for name, value in looking.metrics.items() if name not in own
+    }
+    assert all(map(torch.equal, blind.replicas, looking.replicas))
+
+
+# But for those that go by the length of the whole run, and those whose workers share tensors: they
+# are looked at when the clock shows one time for all, not after the same step of each.
+SHARING = (fs.EASGD, fs.EAMSGD, fs.EAWild, fs.StaleSync)
+IN_STEP = [
+    row
+    for row in TABLE
+    if row.strategy.waits
+    and not isinstance(row.strategy, fs.PSOPS)
+    and not (isinstance(row.strategy, SHARING) and getattr(row.strategy, "mode", "") != "sync")
+]
+
+
+@pytest.mark.parametrize("row", IN_STEP, ids=str)
+def test_a_look_shows_what_finishing_there_would_give(row):
+    looking = short(row.strategy, row.workers, look_every="7 steps")
+    ended = short(row.strategy, row.workers, steps=14)
+    seen = next(look for look in looking.history if look.step == 14)
+    assert seen.accuracy == ended.metrics["test_accuracy"]
+    assert seen.loss == ended.metrics["test_loss"]
+
+
+@pytest.mark.parametrize("strategy", [fs.EAWild(2), fs.AsyncSGD(), fs.Independent()], ids=str)
+def test_looks_go_by_one_clock_whoever_is_slow(strategy):
+    def seconds(slow):
+        compute = fs.Compute(0.01, slow={slow: 4.0})
+        result = short(strategy, steps=80, look_every="20 steps", network="ideal", compute=compute)
+        return [look.seconds for look in result.history]
+
+    # Three fast workers take 100 steps a second, the slow one 25.
+    assert seconds(0) == pytest.approx(seconds(3), abs=0.011)
+    assert seconds(0)[0] == pytest.approx(80 / 325, abs=0.02)
+
+
+def test_the_bytes_of_a_look_are_those_of_all_workers_at_that_time():
+    compute = fs.Compute(0.01, slow={1: 2.0})
+    result = short(
+        fs.EAWild(1), 2, steps=40, look_every="0.1 seconds", network="ideal", compute=compute
+    )
+    first = result.history[0]
+    assert first.seconds == pytest.approx(0.1)
+    assert first.samples == (10 + 5) * 16
+    assert first.bytes_sent == (10 + 5) * 2 * 4 * FLOATS
+
+
+@pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.LocalSGD(4)], ids=str)
+def test_looks_by_time_at_workers_that_wait_come_with_the_next_step(strategy):
+    result = short(strategy, steps=100, look_every="0.2 seconds")
+    seconds = [look.seconds for look in result.history[:-1]]
+    assert len(seconds) >= 5
+    for number, each in enumerate(seconds, 1):
+        assert 0.2 * number <= each < 0.2 * number + 0.05
+
+
+def test_the_time_to_an_accuracy_is_one_call_for_each_strategy():
+    times = [
+        fs.run(
+            "digits-mlp", strategy, 4, network="wan-100m", target=0.8, look_every="5 steps", seed=1
+        ).metrics["seconds_to_target"]
+        for strategy in (fs.SyncSGD(), fs.LocalSGD(8))
+    ]
+    assert times[1] < times[0]
+
+
+def test_rows_are_typed_and_still_mappings():
+    result = short(fs.LocalSGD(4), epochs=2, steps=None)
+    first, last = result.history
+    assert isinstance(first, fs.Look)
+    assert (first.step, first.epoch, first.samples) == (23, 1, 1437)
+    assert first["accuracy"] == first.accuracy
+    assert set(first) == {
+        "step", "epoch", "samples", "seconds", "bytes_sent", "train_loss", "loss", "accuracy",
+    }  # fmt: skip
+    assert last.epoch == 2
+    assert 0 < last.train_loss < first.train_loss
+
+
+def test_replicas_and_spread_are_measured_on_request():
+    result = short(fs.LocalSGD(7), measure=("replicas", "spread"), look_every="10 steps")
+    first, last = result.history[0], result.history[-1]
+    replicas = torch.stack(result.replicas).double()
+    distances = (replicas - replicas.mean(0)).square().sum(1)
+    assert last.spread == pytest.approx(float(distances.mean().sqrt()), rel=1e-6)
+    task = TASKS["digits-mlp"].loaded()
+    accuracies = []
+    for replica in result.replicas:
+        model = task.model()
+        torch.nn.utils.vector_to_parameters(replica, model.parameters())
+        accuracies.append(task.evaluate(model)[1])
+    assert last.replicas_mean == pytest.approx(sum(accuracies) / 4)
+    assert (last.replicas_min, last.replicas_max) == (min(accuracies), max(accuracies))
+    assert first.replicas_min <= first.replicas_mean <= first.replicas_max
+    together = short(fs.SyncSGD(), measure="spread")
+    assert together.history[-1].spread == 0
+
+
+def test_time_and_staleness_are_measured_on_request():
+    compute = fs.Compute(0.01, slow={0: 3.0})
+    waiting = short(fs.SyncSGD(), measure="time", compute=compute).history[-1]
+    for shares in zip(waiting.computing, waiting.waiting, waiting.sending, strict=True):
+        assert sum(shares) == pytest.approx(1)
+    assert waiting.waiting[0] == pytest.approx(0, abs=1e-9)
+    assert waiting.waiting[1] > 0.5
+    stale = short(fs.AsyncSGD(), measure="staleness", compute=fs.Compute(0.01)).history[-1]
+    assert 0 < stale.staleness_mean <= stale.staleness_max
+    assert short(fs.SyncSGD(), measure="staleness").history[-1].staleness_mean is None
+
+
+def test_looks_are_scored_on_validation_data_and_the_test_data_are_seen_once():
+    seen = []
+
+    def metric(model, batch):
+        seen.append(len(batch[1]))
+        return fs.classification_accuracy(model, batch)
+
+    task = dataclasses.replace(TASKS["digits-mlp"], validation=0.25, metric=metric)
+    result = fs.run(task, fs.SyncSGD(), 2, epochs=4)
+    assert len(result.history) == 4
+    held_out = round(0.25 * 1437)
+    assert seen.count(360) == 1  # the test data
+    assert seen.count(held_out) == 4
+    assert result.metrics["samples"] == 4 * (1437 - held_out)
+    assert result.history[-1].accuracy != result.metrics["test_accuracy"]
+
+
+def test_a_held_out_share_is_the_same_in_every_run_and_apart_from_the_rest():
+    task = dataclasses.replace(TASKS["digits-mlp"], validation=0.1)
+    first, again = task.loaded(), task.loaded()
+    assert list(first.validation.indices) == list(again.validation.indices)
+    assert not set(first.validation.indices) & set(first.train.indices)
+    assert len(first.validation.indices) + len(first.train.indices) == 1437
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.0, -0.1, 1e-9])
+def test_a_share_that_leaves_nothing_is_refused(share):
+    with pytest.raises(ValueError, match="'validation' must"):
+        dataclasses.replace(TASKS["digits-mlp"], validation=share).loaded()
+
+
+@dataclass(frozen=True)
+class Secretive(fs.Strategy[Any]):
+    """Keeps in its state what no copy can be made of, and does not say so."""
+
+    name: ClassVar[str] = "secretive"
+
+    def init(self, worker):
+        return object()
+
+
+def test_a_state_that_cannot_be_copied_is_refused_before_the_first_step():
+    with pytest.raises(fs.FlockstepError, match=r"Secretive: 'state' must be data .*fs.handle\(\)"):
+        short(Secretive())
+
+
+@dataclass(frozen=True)
+class Averaging(fs.Strategy[None]):
+    """As somebody would write it who has never heard of looks."""
+
+    name: ClassVar[str] = "averaging"
+
+    def finish(self, worker, state):
+        worker.comm.all_reduce(worker.flat.state, op="mean")
+
+
+def test_a_strategy_that_says_nothing_of_looks_is_looked_at_all_the_same():
+    seen = short(Averaging(), look_every="10 steps").history
+    plain = short(fs.LocalSGD(period=None), look_every="10 steps").history
+    assert [look.accuracy for look in seen] == [look.accuracy for look in plain]
+
+
+@pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.LocalSGD(4)], ids=str)
+def test_looks_on_real_processes_show_what_the_simulator_shows(backend, strategy):
+    real = short(strategy, 2, backend=backend, look_every="10 steps", measure="spread")
+    simulated = short(strategy, 2, look_every="10 steps", measure="spread")
+    assert [look.accuracy for look in real.history] == [look.accuracy for look in simulated.history]
+    assert [look.spread for look in real.history] == pytest.approx(
+        [look.spread for look in simulated.history], rel=1e-6
+    )
+
+
+def test_workers_that_do_not_wait_are_looked_at_on_real_processes(backend):
+    result = short(fs.EAWild(2), 2, backend=backend, steps=300, look_every="50 steps")
+    steps = [look.step for look in result.history]
+    assert steps[-1] == 300
+    assert len(steps) == pytest.approx(6, abs=1)
+    assert steps == sorted(steps)
+    assert all(look.accuracy is not None for look in result.history)
+
+
+def test_a_single_worker_is_looked_at():
+    result = short(fs.NoSync(0.1), 1, look_every="10 steps")
+    assert [look.step for look in result.history] == [10, 20, 25]
