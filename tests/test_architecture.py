@@ -91,10 +91,15 @@ def test_imports_point_one_way_and_end_at_the_door_of_a_package(path):
             assert module.count(".") == 1, f"{module} is the inside of another package"
 
 
-def test_only_who_launches_knows_backends():
-    assert {part for part in BUILDS_ON if "backends" in below(part)} == {
-        "cli", "training", "spec", "notation", "launch", "progress_bar"
-    }  # fmt: skip
+@pytest.mark.parametrize("part", ["strategies", "worker", "tasks", "data", "comm", "models"])
+def test_nothing_of_a_backend_leaks(part):
+    """Strategies, workers and tasks know `Comm` alone."""
+    assert "backends" not in below(part)
+    assert not any(
+        "import torch.distributed" in path.read_text()
+        for path in FILES
+        if path.relative_to(SOURCE).parts[0].removesuffix(".py") == part
+    )
 
 
 def test_the_two_backends_do_not_know_each_other():

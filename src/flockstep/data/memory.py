@@ -55,12 +55,12 @@ class InMemory(TensorDataset):
 
     def first(self, count: int) -> InMemory:
         """The first `count` samples, without a copy."""
-        return InMemory(
-            *(tensor[:count] for tensor in self.tensors), prepare=self.prepare, augment=self.augment
-        )
+        return self._part(slice(count))
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(part[0] for part in self.batch(torch.tensor([index])))
+    def last(self, count: int) -> InMemory:
+        """The last `count` samples, without a copy."""
+        return self._part(slice(len(self) - count, None))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return list(zip(*self.batch(torch.tensor(indices)), strict=True))
+    def _part(self, rows: slice) -> InMemory:
+        tensors = (tensor[rows] for tensor in self.tensors)
+        return InMemory(*tensors, prepare=self.prepare, augment=self.augment)

@@ -19,7 +19,7 @@ from flockstep.worker import Worker
 
 @dataclass(frozen=True)
 class Figures:
-    """One worker's figures at one moment; all but those since the last look count from the start."""
+    """One worker's figures at one moment, counted from the start of the run."""
 
     steps: float
     samples: float

@@ -69,6 +69,7 @@ class Observer(ABC):
     @abstractmethod
     def _after_step(self) -> bool: ...
 
+    @abstractmethod
     def leave(self) -> None:
         """This worker has taken its last step; others may still have to be looked at."""
 
@@ -125,6 +126,9 @@ class InStep(Observer):
         if not is_over and (is_time or self._is_step_of_a_look()):
             self._look()
         return is_over or self.final is not None
+
+    def leave(self) -> None:
+        pass  # all leave together
 
     def _is_step_of_a_look(self) -> bool:
         """Whether a look by steps or epochs is due."""

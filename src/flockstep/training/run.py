@@ -115,7 +115,7 @@ def run_on(
 
 
 def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
-    """What every worker needs to know. Whatever can be wrong is found here, before workers start."""
+    """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
     task.check()
