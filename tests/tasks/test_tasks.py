@@ -145,7 +145,10 @@ def test_a_task_has_its_data(name, train, test):
 
 def part_of(task, train, test):
     """Few samples, to be quick."""
-    return dataclasses.replace(task, train=task.train.first(train), test=task.test.first(test))
+    validation = task.validation and task.validation.first(test)
+    return dataclasses.replace(
+        task, train=task.train.first(train), test=task.test.first(test), validation=validation
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ over the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 

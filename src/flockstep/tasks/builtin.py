@@ -137,7 +137,7 @@ TASKS: dict[str, Task] = {
             epochs=140,
             schedule=Polynomial(power=1),
         ),
-        # Håland and Birkeland (2020): 45,000 samples to train with, 5,000 to validate, 64,000 steps.
+        # Håland and Birkeland (2020): 45,000 samples to train, 5,000 to validate, 64,000 steps.
         _classifier(
             "cifar10-resnet20",
             ResNet20,
