@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -100,7 +101,7 @@ def run_on(
     title = f"{job.task.name} {spec.strategy.name}"
     with steps_bar(title, job.steps, shown) as watch:
         outcomes = launch(
-            functools.partial(train, job=job),
+            functools.partial(train, job=replace(job, spec=_without_backend(spec))),
             spec.workers,
             place,
             seed=spec.seed,
@@ -112,6 +113,15 @@ def run_on(
         tracks = [each["trace"] for each in outcomes if isinstance(each, dict)]
         write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
     return result
+
+
+def _without_backend(spec: RunSpec) -> RunSpec:
+    """As workers get it: a backend that is an object stays in this process."""
+    if isinstance(spec.backend, str):
+        return spec
+    sent = copy.copy(spec)
+    object.__setattr__(sent, "backend", type(spec.backend).__name__)
+    return sent
 
 
 def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
