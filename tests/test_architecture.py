@@ -118,7 +118,7 @@ def test_everything_public_is_importable_and_documented():
 
 @pytest.mark.parametrize(
     "spec",
-    [*STRATEGIES.values(), *ASSIGNMENTS.values(), fs.Network, fs.Compute],
+    [*STRATEGIES.values(), *ASSIGNMENTS.values(), fs.Network, fs.Compute, fs.RunSpec, fs.Interval],
     ids=lambda s: s.__name__,
 )
 def test_specs_are_frozen_dataclasses(spec):
