@@ -693,7 +693,8 @@ def test_a_dataclass_without_its_like_stays_a_dict(own):
     "value",
     [object(), Plain, lambda: 0, 1j, np.array(["text"]), np.array([1j]), {Frozen(1)},
      {Frozen(1): 2}, bytearray(3), {torch.ones(1): 1}, torch.ones(1, dtype=torch.complex64),
-     torch.ones((1,) * 9), torch.ones(2).to_sparse(), np.uint16(3), np.longdouble(3), [ValueError("no")]],
+     torch.ones((1,) * 9), torch.ones(2).to_sparse(), np.uint16(3), np.longdouble(3),
+     [ValueError("no")]],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_cannot_travel_is_an_error_of_the_sender(value):
