@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 
 # Two cores are full with one process of tests and what it starts: more of them only where there are more cores.
 CORES := $(shell nproc)
-XDIST := $(shell [ $(CORES) -gt 2 ] && echo --numprocesses auto)
+XDIST := $(shell [ $(CORES) -gt 2 ] && echo --numprocesses auto --dist loadgroup)
 
 .PHONY: setup demo test test-cluster check bench format clean
 
