@@ -14,11 +14,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support import left_behind
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 100.0  # for a few programs to load torch, on a busy machine
 
 LEAKS = """
 import os, subprocess, sys, tempfile, threading, time
+import numpy
 import torch
 from tests.support import left_behind
 
@@ -58,7 +61,7 @@ def test_intra_op_threads():
     torch.set_num_threads(torch.get_num_threads() + 1)
 
 def test_shared_memory():
-    shared_memory()
+    kept.append(numpy.memmap(shared_memory()))
 
 def test_the_end_of_shared_memory():
     shared_memory().unlink()
@@ -151,6 +154,15 @@ def test_every_leak_is_found(tmp_path):
     assert said.pop("intra_op_threads") == "the test changed intra-op threads"
     assert said == {}, printed
     assert "11 passed, 8 errors" in printed
+
+
+def test_memory_that_nobody_holds_any_more_is_ours():
+    memory = left_behind.SHARED_MEMORY / f"flockstep-test-{os.getpid()}"
+    memory.touch()
+    try:
+        assert left_behind._is_ours(memory)
+    finally:
+        memory.unlink()
 
 
 def test_another_flockstep_program_is_not_looked_at(tmp_path):
