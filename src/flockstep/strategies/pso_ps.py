@@ -87,8 +87,7 @@ class PSOPS(Strategy[PSOPSState]):
         require_integer("period", self.period, 1)
         for field in ("c1", "c2", "inertia_max", "inertia_min"):
             value = getattr(self, field)
-            require_number(field, value)
-            require(value >= 0, field, "be at least 0", value)
+            require_number(field, value, at_least=0)
         falls = self.inertia_min <= self.inertia_max
         require(
             falls, "inertia_min", f"be at most inertia_max, {self.inertia_max}", self.inertia_min
