@@ -67,7 +67,7 @@ class PSOPS(Strategy[PSOPSState]):
         random: whether r1 and r2 are one number each ("scalar") or one for each parameter
             ("vector").
 
-    Paper: Ye, Qi, Wang, Li, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
+    Paper: Ye, Han, Sun, Lv, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
     Distributed Training of Deep Neural Networks", 2020.
 
     Example:
