@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: setup demo test check bench format clean
+# Two cores are full with one process of tests and what it starts: more of them only where there are more cores.
+CORES := $(shell nproc)
+XDIST := $(shell [ $(CORES) -gt 2 ] && echo --numprocesses auto --dist loadgroup)
+
+.PHONY: setup demo test test-cluster check bench format clean
 
 setup: $(STAMP)
 
@@ -18,7 +22,11 @@ demo: setup
 	$(BIN)/flockstep demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not cluster' $(XDIST)
+
+# One at a time: workers that are killed must be missed within seconds, and a test starts up to 16 processes.
+test-cluster: setup
+	$(BIN)/python -m pytest -m cluster
 
 check: setup
 	$(BIN)/ruff format --check .

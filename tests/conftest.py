@@ -30,18 +30,24 @@ CLUSTER_FILES = {"test_lost_workers.py", "test_ray.py", "test_several_hosts.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as `cluster` what takes many processes and minutes: the files above, and every test on
     torchrun or Ray but those of the contract.
 
     `make test` runs the others, the contract on every backend among them; `make test-cluster` runs
-    these."""
+    these.
+
+    Where xdist divides the tests among processes, one of them has all of torchrun's, and one all of
+    Ray's: the others need not start the eight processes of the one and the dozen of the other."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         named = {*item.fixturenames, *(value for value in parameters if isinstance(value, str))}
+        many_processes = named & {"torchrun", "ray"}
         is_contract = item.path.parent.name == "contract"
-        if item.path.name in CLUSTER_FILES or (named & {"torchrun", "ray"} and not is_contract):
+        if item.path.name in CLUSTER_FILES or (many_processes and not is_contract):
             item.add_marker(pytest.mark.cluster)
+        if many_processes and config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(min(many_processes)))
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+from torch import nn
+
 import flockstep as fs
 from flockstep.codecs import CODECS
 from flockstep.data import ASSIGNMENTS
 from flockstep.schedules.schedules import SCHEDULES
-from flockstep.strategies import STRATEGIES
+from flockstep.strategies import STRATEGIES, save_state
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -26,10 +29,13 @@ def test_the_page_of_strategies_is_that_of_the_classes():
     assert generated.count("\n| `fs.") == len(STRATEGIES) + len(CODECS)
 
 
+def blocks(language: str) -> list[str]:
+    page = (DOCS / "own_strategy.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
 def block(language: str) -> str:
-    return re.search(
-        rf"```{language}\n(.*?)```", (DOCS / "own_strategy.md").read_text(), flags=re.DOTALL
-    )[1]
+    return blocks(language)[0]
 
 
 def test_a_strategy_of_ones_own_is_short_installs_and_runs(tmp_path):
@@ -93,3 +99,26 @@ def test_the_example_runs_where_it_stands(local):
     exec(block("python"), names)
     result = fs.run("digits-mlp", names["Follow"](period=2), workers=2, backend=local, epochs=1)
     assert result.metrics["test_accuracy"] > 0.4
+
+
+def test_the_example_with_a_state_of_data_and_handles_runs_and_is_saved():
+    names: dict[str, object] = {}
+    for each in blocks("python"):
+        exec(each, names)
+    board = names["Board"]()
+
+    def program(comm):
+        model = nn.Linear(2, 1)
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), board)
+        for _ in range(2 + comm.rank):
+            loss = (model(torch.ones(2)) - comm.rank).square().sum()
+            loss.backward()
+            worker.step(loss)
+        with comm.unmetered(), torch.no_grad():
+            shown = board.preview(worker, worker.state)
+        worker.finish()
+        return torch.equal(shown, worker.flat.state), save_state(worker.state)[1]["state.visits"]
+
+    assert not board.waits
+    assert fs.launch(program, 3) == [(True, 2), (True, 3), (True, 4)]
+    assert fs.run("digits-mlp", board, workers=2, epochs=1).metrics["test_accuracy"] > 0.4

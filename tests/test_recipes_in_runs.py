@@ -199,9 +199,8 @@ def test_a_tasks_schedule_is_used_unless_another_is_given():
         for each in (None, fs.Constant())
     ]
     once = fs.run(steep, fs.SyncSGD(), workers=2, epochs=1, schedule=fs.Constant()).replicas[0]
-    assert torch.allclose(
-        moved[0], once, atol=1e-6
-    )  # after the first epoch the rate is next to nothing
+    # After the first epoch the rate is next to nothing.
+    assert torch.allclose(moved[0], once, atol=1e-6)
     assert not torch.allclose(moved[1], once, atol=1e-3)
 
 

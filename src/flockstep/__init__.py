@@ -61,7 +61,7 @@ from flockstep.optimizers import (
     RMSpropWarmup,
     TwoStage,
 )
-from flockstep.result import Result, load_result
+from flockstep.result import Look, Result, load_result
 from flockstep.schedules import (
     Constant,
     Cosine,
@@ -166,6 +166,7 @@ __all__ = [
     "Link",
     "LocalProcesses",
     "LocalSGD",
+    "Look",
     "MediumCoarse",
     "Memory",
     "MismatchError",

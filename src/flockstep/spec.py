@@ -113,7 +113,7 @@ class RunSpec:
         for name in ("assignment", "sampling", "look_every"):
             if getattr(self, name) is None:
                 self._set(name, _DEFAULTS[name])
-        if self.workers is None and self.backend in BACKENDS and self.backend != "torchrun":
+        if self.workers is None and isinstance(self.backend, str) and self.backend != "torchrun":
             self._set("workers", DEFAULT_WORKERS)
 
         self._set("look_every", Interval.read(self.look_every, "look_every"))
@@ -274,13 +274,14 @@ class RunSpec:
                 f"backend {type(self.backend).__name__} cannot be written as text: "
                 f"known are {', '.join(BACKENDS)}"
             )
-        # Of a run that is told no more than this, the defaults of the others can be seen.
+        # How many workers there are by default depends on the backend.
         bare = RunSpec(self.task, self.strategy, backend=self.backend)
+        defaults = {**vars(bare), "backend": _DEFAULTS["backend"]}
         table: dict[str, Any] = {"version": VERSION}
         for name in _HINTS:
             value = _written_field(getattr(self, name))
             is_needed = name in ("task", "strategy")
-            if with_defaults or is_needed or value != _written_field(getattr(bare, name)):
+            if with_defaults or is_needed or value != _written_field(defaults[name]):
                 table[name] = value
         return table
 

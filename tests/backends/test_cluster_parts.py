@@ -533,13 +533,11 @@ def test_letters_arrive_once_in_order_and_nobody_waits_for_the_lost(chance, work
             doing, peer = waits[rank]
             assert peer in alive
             if doing == "receive":
-                assert (
-                    sent[peer, rank] == received[peer, rank]
-                )  # else there is something to receive
+                # Else there is something to receive.
+                assert sent[peer, rank] == received[peer, rank]
             else:
-                assert (
-                    sent[rank, peer] - 1 > received[rank, peer] or takes.get(peer) == rank
-                )  # one is under way
+                # One is under way.
+                assert sent[rank, peer] - 1 > received[rank, peer] or takes.get(peer) == rank
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -693,9 +691,10 @@ def test_a_dataclass_without_its_like_stays_a_dict(own):
 
 @pytest.mark.parametrize(
     "value",
-    [object(), Plain, lambda: 0, 1j, np.array(["text"]), np.array([1j]), {Frozen(1)}, {Frozen(1): 2}, bytearray(3),
-     {torch.ones(1): 1}, torch.ones(1, dtype=torch.complex64), torch.ones((1,) * 9), torch.ones(2).to_sparse(),
-     np.uint16(3), np.longdouble(3), [ValueError("no")]],
+    [object(), Plain, lambda: 0, 1j, np.array(["text"]), np.array([1j]), {Frozen(1)},
+     {Frozen(1): 2}, bytearray(3), {torch.ones(1): 1}, torch.ones(1, dtype=torch.complex64),
+     torch.ones((1,) * 9), torch.ones(2).to_sparse(), np.uint16(3), np.longdouble(3),
+     [ValueError("no")]],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_cannot_travel_is_an_error_of_the_sender(value):

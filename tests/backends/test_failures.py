@@ -180,7 +180,8 @@ def test_a_lock_that_is_never_given_back_is_a_deadlock(launch):
         (
             lambda comm: comm.all_reduce(torch.zeros(2)),
             lambda comm: comm.all_reduce(torch.zeros(3)),
-            r"rank \d called all_reduce\(sum\) of . × torch.float32, rank \d called all_reduce\(sum\) of . × ",
+            r"rank \d called all_reduce\(sum\) of . × torch.float32, rank \d called "
+            r"all_reduce\(sum\) of . × ",
         ),
         (
             lambda comm: comm.all_reduce(torch.zeros(2)),

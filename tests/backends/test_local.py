@@ -131,7 +131,9 @@ def test_a_program_typed_into_an_interpreter_works():
     code = (
         "import flockstep as fs, torch\n"
         "class Net(torch.nn.Linear): pass\n"
-        "def program(comm): return int(comm.all_reduce(torch.tensor(Net(1, comm.rank + 1).out_features)))\n"
+        "def program(comm):\n"
+        "    features = Net(1, comm.rank + 1).out_features\n"
+        "    return int(comm.all_reduce(torch.tensor(features)))\n\n"
         "print(fs.launch(program, 3, backend='local'))\n"
     )
     done = subprocess.run(
@@ -263,7 +265,10 @@ def test_a_launcher_without_standard_streams_has_workers_that_print_nowhere(tmp_
 
 
 def test_output_that_nobody_takes_any_more_fails_no_worker_that_has_ended():
-    script = "import flockstep as fs; assert fs.launch(lambda comm: print('x', end=''), 4, 'local') == [None] * 4"
+    script = (
+        "import flockstep as fs\n"
+        "assert fs.launch(lambda comm: print('x', end=''), 4, 'local') == [None] * 4\n"
+    )
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

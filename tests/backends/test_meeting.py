@@ -60,10 +60,8 @@ TWO_HOSTS = {"WORLD_SIZE": "2", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "l
 @pytest.mark.parametrize(
     ("variables", "address"),
     [
-        (
-            {"RANK": "0", "MASTER_ADDR": "127.0.1.1"},
-            "127.0.0.1",
-        ),  # what its own name may mean to rank 0 alone
+        # What its own name may mean to rank 0 alone.
+        ({"RANK": "0", "MASTER_ADDR": "127.0.1.1"}, "127.0.0.1"),
         ({"RANK": "0", "MASTER_ADDR": "127.0.1.1", "LOCAL_WORLD_SIZE": "2"}, "127.0.1.1"),
         ({"RANK": "0", "MASTER_ADDR": "10.0.0.1"}, "10.0.0.1"),
         ({"RANK": "0", "MASTER_ADDR": "first", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "first"),

@@ -120,7 +120,9 @@ def test_ray_is_started_on_loopback_and_leaves_nothing_behind(tmp_path):
 def test_a_launcher_that_is_stopped_stops_ray(tmp_path):
     """By Ctrl-C and by SIGTERM: two at a time, since starting Ray takes a while."""
     code = (
-        "import sys, time, pathlib\nimport flockstep as fs\nfrom flockstep.backends.ray import Ray\n"
+        "import sys, time, pathlib\n"
+        "import flockstep as fs\n"
+        "from flockstep.backends.ray import Ray\n"
         "def program(comm):\n"
         "    pathlib.Path(sys.argv[1]).touch()\n"
         "    time.sleep(100)\n"
@@ -180,7 +182,10 @@ def two_hosts():
 
 def test_a_cluster_that_is_joined_lives_on(two_hosts):
     hosts, environment, _ = two_hosts
-    code = "import ray; ray.init(logging_level='ERROR'); print(len([n for n in ray.nodes() if n['Alive']]))"
+    code = (
+        "import ray; ray.init(logging_level='ERROR')\n"
+        "print(len([node for node in ray.nodes() if node['Alive']]))\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
@@ -334,7 +339,11 @@ def test_the_programs_data_is_each_workers_own(ray):
 
 
 def test_resources_that_no_host_has_are_an_error():
-    code = "import flockstep as fs\nfrom flockstep.backends.ray import Ray\nfs.launch(print, 2, Ray(resources={'x': 1}))"
+    code = (
+        "import flockstep as fs\n"
+        "from flockstep.backends.ray import Ray\n"
+        "fs.launch(print, 2, Ray(resources={'x': 1}))\n"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (
         "FlockstepError: Ray has no room for 2 workers with {'x': 1} each, 1 to a host, within 5 s"

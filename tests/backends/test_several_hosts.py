@@ -99,9 +99,17 @@ def simulated(
 def test_a_link_carries_no_more_than_it_should(hosts, tmp_path):
     """The hosts of these tests are what they are said to be."""
     nbytes = 10_000_000
-    receive = "import socket, sys; c, _ = socket.create_server((sys.argv[1], 5000)).accept(); print('here', flush=True)"
-    receive += "\nwhile c.recv(1 << 20): pass"
-    send = "import socket, sys; socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))"
+    receive = (
+        "import socket, sys\n"
+        "connection, _ = socket.create_server((sys.argv[1], 5000)).accept()\n"
+        "print('here', flush=True)\n"
+        "while connection.recv(1 << 20): pass\n"
+    )
+    send = (
+        "import socket, sys\n"
+        "connection = socket.create_connection((sys.argv[1], 5000))\n"
+        "connection.sendall(bytes(int(sys.argv[2])))\n"
+    )
     receiver = hosts[1].start(tmp_path, sys.executable, "-c", receive, hosts[1].address)
     wait_for(hosts[1].listeners, 10, "a listener", [receiver])
     hosts[0].start(tmp_path, sys.executable, "-c", send, hosts[1].address, str(nbytes))

@@ -102,6 +102,50 @@ def test_a_message_arrives_a_transfer_after_it_was_sent():
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("first", ["sender", "receiver"])
+def test_a_message_leaves_when_the_one_before_has_been_taken(lanes, first):
+    """Whichever of the two threads comes first: the sender that finds the way free did not have to
+    sleep, but is no earlier for it."""
+    transfer = ALPHA + N / RATE
+
+    def program(comm):
+        if comm.rank == 0:
+            comm.send(torch.zeros(100), 1)
+            if first == "receiver":  # it runs on until it waits for the message of rank 2
+                comm.recv(torch.zeros(0), 2)
+            comm.send(torch.zeros(100), 1)
+        elif comm.rank == 1:
+            comm.elapse(1.0)
+            comm.recv(torch.zeros(100), 0)
+            if first == "receiver":
+                comm.send(torch.zeros(0), 2)
+            comm.elapse(0.5)
+            comm.recv(torch.zeros(100), 0)
+        elif first == "receiver":
+            comm.recv(torch.zeros(0), 1)
+            comm.send(torch.zeros(0), 0)
+
+    relayed = 2 * ALPHA if first == "receiver" else 0.0
+    sent = 1 + relayed + transfer
+    taken = max(1.5 + relayed / 2, sent)
+    assert clocks(program, 3, lanes=lanes)[:2] == pytest.approx([sent, taken], rel=1e-14)
+
+
+def test_a_sender_that_comes_after_the_message_before_was_taken_does_not_wait():
+    transfer = ALPHA + N / RATE
+
+    def program(comm):
+        for _ in range(3):
+            if comm.rank == 0:
+                comm.elapse(1.0)
+                comm.send(torch.zeros(100), 1)
+            else:
+                comm.recv(torch.zeros(100), 0)
+
+    assert clocks(program, 2) == pytest.approx([3 * (1 + transfer)] * 2, rel=1e-14)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
 def test_a_slow_worker_sets_the_pace_of_sync_sgd_but_not_of_ea_wild(lanes):
     slow = fs.Compute(0.01, slow={3: 2.0})
     all_reduce = costs.all_reduce_seconds(NETWORK, W, N)
@@ -112,9 +156,8 @@ def test_a_slow_worker_sets_the_pace_of_sync_sgd_but_not_of_ea_wild(lanes):
     blend = 2 * (ALPHA + N / RATE)
     assert wild[3] >= 50 * 0.02
     for rank in set(range(W)) - {3}:
-        assert (
-            wild[rank] <= 50 * 0.01 + 5 * W * blend
-        )  # its own computing, and at worst a full queue each time
+        # Its own computing, and at worst a full queue each time.
+        assert wild[rank] <= 50 * 0.01 + 5 * W * blend
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -358,7 +358,8 @@ FIELDS = {
     "kind": st.sampled_from(KINDS) | NUMBERS,
     "dtype": NUMBERS,
     "dimensions": NUMBERS,
-    "name": st.sampled_from([b"tensors", b"worker", b"good", b"", b"\xff", b"a\0b"]) | st.binary(max_size=64),
+    "name": st.binary(max_size=64)
+    | st.sampled_from([b"tensors", b"worker", b"good", b"", b"\xff", b"a\0b"]),
     "shape": st.lists(SIZES, max_size=8).map(tuple),
     "length": LENGTHS,
     "number": st.floats(),
@@ -430,15 +431,18 @@ def test_frames_with_wrong_fields_are_refused_by_homes(served):
     assert peak() < before + 600 * MEGABYTE
 
 
+WORDS = st.text(max_size=5)
+NUMERIC = st.integers() | st.just(10**400) | st.floats()
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5) | st.just("world"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | NUMERIC | WORDS | st.just("world"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=5,
-)  # fmt: skip
+)
 NO_MESSAGES = [
-    b"", b"{", b"nonsense", b"\xff\xfe", b"[]", b"3", b"null", b'"do"', b"[" * 100_000, b'{"do":' * 20_000,
-    b'{"do": ' + b"9" * 5000 + b"}", b'{"do": {"do": "steps"}}', b'{"do": ["steps"]}', b"{}", b'{"do": "dance"}',
-    b'{"do": "' + b"x" * 100_000 + b'"}', json.dumps({"do": "steps", "steps": 3}).encode("utf-16"),
+    b"", b"{", b"nonsense", b"\xff\xfe", b"[]", b"3", b"null", b'"do"', b"[" * 100_000,
+    b'{"do":' * 20_000, b'{"do": ' + b"9" * 5000 + b"}", b'{"do": {"do": "steps"}}',
+    b'{"do": ["steps"]}', b"{}", b'{"do": "dance"}', b'{"do": "' + b"x" * 100_000 + b'"}',
+    json.dumps({"do": "steps", "steps": 3}).encode("utf-16"),
 ]  # fmt: skip
 
 
@@ -532,15 +536,17 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(served):
 
 
 ERROR = {
-    "type": "WorkerError", "text": "rank 0 raised KeyError: 'x'", "notes": ["note"], "rank": 0, "exit_code": None,
-    "step": 3, "seconds": 0.5, "cause": "KeyError", "cause_text": "x",
+    "type": "WorkerError", "text": "rank 0 raised KeyError: 'x'", "notes": ["note"], "rank": 0,
+    "exit_code": None, "step": 3, "seconds": 0.5, "cause": "KeyError", "cause_text": "x",
 }  # fmt: skip
 TREES = [
-    3, {"tensor": 0}, {"array": {"tensor": 0}}, {"scalar": {"tensor": 0}}, {"bytes": "00ff"}, {"list": [{"tensor": 0}]},
-    {"tuple": []}, {"set": [1, {"tuple": [2]}]}, {"dict": [["a", {"tensor": 0}]]}, {"module": ["m", {"dict": []}]},
-    {"dataclass": ["d", {"dict": [["a", 1]]}]}, {"error": ERROR}, {"set": [{"list": []}]}, {"list": 3}, [], {},
-    {"dict": [[{"tensor": 0}, 1]]}, {"bytes": "0"}, {"bytes": "0x"}, {"tensor": 1}, {"tensor": -1}, {"error": {}},
-    {"module": [{"dict": []}]}, {"module": ["m", {"dict": [3]}]},
+    3, {"tensor": 0}, {"array": {"tensor": 0}}, {"scalar": {"tensor": 0}}, {"bytes": "00ff"},
+    {"list": [{"tensor": 0}]}, {"tuple": []}, {"set": [1, {"tuple": [2]}]},
+    {"dict": [["a", {"tensor": 0}]]}, {"module": ["m", {"dict": []}]},
+    {"dataclass": ["d", {"dict": [["a", 1]]}]}, {"error": ERROR}, {"set": [{"list": []}]},
+    {"list": 3}, [], {}, {"dict": [[{"tensor": 0}, 1]]}, {"bytes": "0"}, {"bytes": "0x"},
+    {"tensor": 1}, {"tensor": -1}, {"error": {}}, {"module": [{"dict": []}]},
+    {"module": ["m", {"dict": [3]}]},
 ]  # fmt: skip
 TO_GATHERING: list[dict[str, Any]] = [
     {"do": "lost", "exit_code": -9, "step": 4},

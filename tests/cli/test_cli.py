@@ -122,12 +122,14 @@ def test_bad_input_is_one_line_on_stderr(refused, arguments, message):
 def test_list_names_everything(flockstep):
     listed = json.loads(flockstep("list", "--json").stdout)
     assert set(listed) == {
-        "strategies", "codecs", "tasks", "datasets", "assignments", "schedules", "backends", "networks",
+        "strategies", "codecs", "tasks", "datasets", "assignments", "schedules", "optimizers",
+        "backends", "networks",
     }  # fmt: skip
     assert {usage.split()[0] for usage in listed["strategies"]} == {
-        "sync_sgd", "independent", "best_only", "local_sgd", "post_local_sgd", "adacomm", "households", "diloco",
-        "slowmo", "nosync", "pso_ps", "easgd", "eamsgd", "ea_wild", "hogwild", "async_sgd", "downpour", "stale_sync",
-        "gosgd", "ad_psgd", "d_psgd", "codistillation",
+        "sync_sgd", "independent", "best_only", "local_sgd", "post_local_sgd", "adacomm",
+        "households", "diloco", "slowmo", "nosync", "pso_ps", "easgd", "eamsgd", "ea_wild",
+        "hogwild", "async_sgd", "downpour", "stale_sync", "gosgd", "ad_psgd", "d_psgd",
+        "codistillation",
     }  # fmt: skip
     assert {usage.split()[0] for usage in listed["codecs"]} == {
         "float16", "int8", "one_bit", "qsgd", "threshold", "top_k", "random_k", "power_sgd",

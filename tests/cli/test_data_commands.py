@@ -90,8 +90,8 @@ def test_many_workers_are_shown_in_part(flockstep):
 
 def test_a_scheme_as_json(flockstep):
     done = flockstep(
-        "data", "show", "household_shards", "--workers", "8", "--set", "households=4", "--set", "shards=2",
-        "--set", "inside=full_overlap", "--samples", "101", "--json",
+        "data", "show", "household_shards", "--workers", "8", "--samples", "101", "--json",
+        "--set", "households=4", "--set", "shards=2", "--set", "inside=full_overlap",
     )  # fmt: skip
     assert json.loads(done.stdout) == {
         "assignment": "HouseholdShards(households=4, shards=2, inside=FullOverlap())",
@@ -181,8 +181,8 @@ def test_inspect_takes_a_task_of_ones_own(flockstep, monkeypatch, tmp_path):
         "    net = torch.nn.Sequential(torch.nn.Linear(10, 5), torch.nn.Linear(5, 2))\n"
         "    net[0].requires_grad_(False)\n"
         "    return net\n"
-        "mine = fs.Task('mine', frozen, lambda p: torch.optim.SGD(p, lr=0.1), fs.classification_loss, (x, y), (x, y),\n"
-        "               fs.classification_accuracy)\n"
+        "mine = fs.Task('mine', frozen, lambda p: torch.optim.SGD(p, lr=0.1),\n"
+        "               fs.classification_loss, (x, y), (x, y), fs.classification_accuracy)\n"
     )
     monkeypatch.chdir(tmp_path)
     done = flockstep("inspect", "own_task_to_inspect:mine")
@@ -199,11 +199,12 @@ def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tasks = json.loads(flockstep("list", "tasks", "--json").stdout)["tasks"]
     assert set(tasks) == {
-        "digits-mlp", "digits-cnn", "mnist-lenet", "mnist-lstm", "fashion-lenet", "cifar10-full", "cifar10-resnet20",
-        "cifar10-resnet18", "cifar10-densenet40", "shakespeare-gpt",
+        "digits-mlp", "digits-cnn", "mnist-lenet", "mnist-lstm", "fashion-lenet", "cifar10-full",
+        "cifar10-resnet20", "cifar10-resnet18", "cifar10-densenet40", "shakespeare-gpt",
     }  # fmt: skip
     assert tasks["cifar10-resnet20"] == {
-        "parameters": 269_722, "data": "cifar10", "there": False, "epochs": 182, "batch": "128 in all",
+        "parameters": 269_722, "data": "cifar10", "there": False, "epochs": 182,
+        "batch": "128 in all",
     }  # fmt: skip
     assert tasks["digits-cnn"]["there"] is True
     printed = flockstep("list", "tasks").stdout
@@ -229,7 +230,8 @@ def test_a_task_without_its_data_says_how_to_get_it(flockstep, monkeypatch, tmp_
 def test_a_run_takes_assignment_order_and_schedule(flockstep):
     done = flockstep(
         "run", "digits-mlp", "sync_sgd", "--workers", "4", "--epochs", "2", "--json",
-        "--assignment", "medium_coarse(copies=2)", "--order", "with_replacement", "--shuffle", "global",
+        "--assignment", "medium_coarse(copies=2)",
+        "--order", "with_replacement", "--shuffle", "global",
         "--schedule", "warmup(epochs=0.5) * step_decay(at=(0.5, 0.75), gamma=0.2)",
         "--batch-size", "batch_growth(16, at=(0.5,), factor=2)",
     )  # fmt: skip
@@ -247,34 +249,46 @@ def test_a_run_takes_assignment_order_and_schedule(flockstep):
     [
         (["data", "show", "Finest"], "unknown assignment 'Finest'; known: coarse, disjoint"),
         (["data", "show", "Coarse"], "'shards' of coarse must be given: --set shards=…"),
-        (["data", "show", "Coarse", "--set", "shards=3"], "'shards' must divide the number of workers, 8 (got 3)"),
-        (["data", "show", "MediumCoarse", "--set", "copies=9"], "'copies' must be at most the number of workers, 8"),
-        (["data", "show", "disjoint", "--samples", "5"], "'samples' must be at least the number of workers, 8 (got 5)"),
+        (["data", "show", "Coarse", "--set", "shards=3"],
+         "'shards' must divide the number of workers, 8 (got 3)"),
+        (["data", "show", "MediumCoarse", "--set", "copies=9"],
+         "'copies' must be at most the number of workers, 8"),
+        (["data", "show", "disjoint", "--samples", "5"],
+         "'samples' must be at least the number of workers, 8 (got 5)"),
         (["data", "show", "disjoint", "--workers", "0"], "'workers' must be at least 1 (got 0)"),
-        (["data", "show", "disjoint", "--out", "scheme.bmp"], "'--out' must end in .png, .svg, .pdf (got"),
-        (["data", "show", "disjoint", "--out", "no/such/folder.png"], "'--out' must be a file that can be written"),
+        (["data", "show", "disjoint", "--out", "scheme.bmp"],
+         "'--out' must end in .png, .svg, .pdf (got"),
+        (["data", "show", "disjoint", "--out", "no/such/folder.png"],
+         "'--out' must be a file that can be written"),
         (["data", "fetch", "imagenet"], "unknown data set 'imagenet'; known: cifar10, digits"),
         (["inspect", "digits"], "unknown task 'digits'; known: cifar10-densenet40"),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "coarse(3"],
-            "'--assignment' must be an assignment such as disjoint or medium_coarse(copies=2) (got 'coarse(3')",
+            "'--assignment' must be an assignment such as disjoint or medium_coarse(copies=2) (got "
+            "'coarse(3')",
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--schedule", "cosine + cosine"],
-            "'--schedule' must be a schedule such as cosine or warmup(epochs=5) * step_decay (got 'cosine + cosine')",
+            "'--schedule' must be a schedule such as cosine or warmup(epochs=5) * step_decay (got "
+            "'cosine + cosine')",
         ),
-        (["run", "digits-mlp", "sync_sgd", "--schedule", "sine"], "unknown schedule 'sine'; known: constant, cosine"),
+        (["run", "digits-mlp", "sync_sgd", "--schedule", "sine"],
+         "unknown schedule 'sine'; known: constant, cosine"),
         (
             ["run", "digits-mlp", "sync_sgd", "--schedule", "step_decay(at=half)"],
             "'at' must be numbers such as 0.5,0.75 (got 'half')",
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--batch-size", "many()+"],
-            "'--batch-size' must be a whole number, or batch_growth(initial=32, at=(0.5,), factor=4) (got 'many()+')",
+            "'--batch-size' must be a whole number, or batch_growth(initial=32, at=(0.5,), "
+            "factor=4) (got 'many()+')",
         ),
-        (["run", "digits-mlp", "sync_sgd", "--batch-size", "many"], "unknown batch size 'many'; known: batch_growth"),
-        (["run", "digits-mlp", "sync_sgd", "--batch-size", "0"], "'batch_size' must be at least 1 (got 0)"),
-        (["run", "digits-mlp", "sync_sgd", "--order", "sorted"], "'order' must be one of 'reshuffle'"),
+        (["run", "digits-mlp", "sync_sgd", "--batch-size", "many"],
+         "unknown batch size 'many'; known: batch_growth"),
+        (["run", "digits-mlp", "sync_sgd", "--batch-size", "0"],
+         "'batch_size' must be at least 1 (got 0)"),
+        (["run", "digits-mlp", "sync_sgd", "--order", "sorted"],
+         "'order' must be one of 'reshuffle'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_on_stderr(refused, arguments, message):

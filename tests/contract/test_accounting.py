@@ -85,9 +85,8 @@ def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, i
             return steps * all_reduce, steps
         case fs.LocalSGD(period=None):
             return all_reduce, 1
-        case fs.LocalSGD(
-            period=period, momentum="average"
-        ):  # SGD's momentum is as large as the model
+        # SGD's momentum is as large as the model.
+        case fs.LocalSGD(period=period, momentum="average"):
             averages = steps // period
             return (2 * averages + (steps % period > 0)) * all_reduce, 2 * averages + (
                 steps % period > 0

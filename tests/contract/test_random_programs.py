@@ -92,16 +92,18 @@ def test_all_backends_agree(local, torchrun, ray, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_virtual_time_does_not_depend_on_lanes(seed):
-    """Workers race for shared tensors and locks at speeds of their own; times and bits are the
-    same all the same.
+    """Workers race for shared tensors and locks at speeds of their own, and send to the next, who
+    may be slow to take it; times and bits are the same all the same.
     """
 
     def program(comm):
+        is_first, is_last = comm.rank == 0, comm.rank == comm.size - 1
         choose = random.Random(seed * 1000 + comm.rank)  # different on every worker
         shared = comm.shared("x", torch.zeros(300))
+        is_told_more = not is_first
         comm.elapse()  # lets the lanes open
         for _ in range(60):
-            call = choose.choice(["add", "blend", "read", "lock", "step", "send"])
+            call = choose.choice(["add", "blend", "read", "lock", "step", "send", "recv"])
             if call == "add":
                 shared.add(torch.full((300,), choose.random()))
             elif call == "blend":
@@ -114,8 +116,14 @@ def test_virtual_time_does_not_depend_on_lanes(seed):
                     comm.elapse(0.003 * choose.random())
             elif call == "step":
                 comm.elapse()
-            else:
-                comm.send(torch.zeros(choose.randrange(100)), (comm.rank + 1) % comm.size)
+            elif call == "send" and not is_last:
+                comm.send(torch.ones(50), comm.rank + 1)
+            elif call == "recv" and is_told_more:
+                is_told_more = bool(comm.recv(torch.empty(50), comm.rank - 1).all())
+        if not is_last:
+            comm.send(torch.zeros(50), comm.rank + 1)  # the last
+        while is_told_more:
+            is_told_more = bool(comm.recv(torch.empty(50), comm.rank - 1).all())
         comm.barrier()
         return comm.now(), shared.read().tolist()
 

@@ -51,6 +51,54 @@ def test_messages_of_any_size_follow_each_other(launch):
     assert launch(program, 2)[1] == [True] * len(sizes)
 
 
+def test_one_message_each_way_may_be_sent_before_either_is_received(launch):
+    def program(comm):
+        peer = 1 - comm.rank
+        seen = []
+        for k in range(5):
+            comm.send(torch.tensor([10.0 * k + comm.rank]), peer)
+            seen.append(float(comm.recv(torch.empty(1), peer)))
+        return seen
+
+    assert launch(program, 2) == [[10.0 * k + 1 for k in range(5)], [10.0 * k for k in range(5)]]
+
+
+def test_two_messages_each_way_before_either_is_received_are_a_deadlock(backend):
+    """The second waits until the first is taken, on every backend."""
+
+    def program(comm):
+        peer = 1 - comm.rank
+        comm.send(torch.zeros(3), peer)
+        comm.send(torch.ones(3), peer)
+        comm.recv(torch.empty(3), peer)
+        comm.recv(torch.empty(3), peer)
+
+    with pytest.raises(fs.DeadlockError) as raised:
+        fs.launch(program, 2, backend)
+    line = program.__code__.co_firstlineno + 3
+    assert str(raised.value).splitlines() == [
+        "no worker can go on:",
+        f"  rank 0 waits in send to rank 1 at {__file__}:{line}",
+        f"  rank 1 waits in send to rank 0 at {__file__}:{line}",
+    ]
+
+
+def test_messages_to_two_workers_do_not_wait_for_each_other(launch):
+    def program(comm):
+        if comm.rank == 0:
+            comm.send(torch.tensor([1.0]), 1)
+            comm.send(torch.tensor([2.0]), 2)
+            return None
+        if comm.rank == 1:  # takes its own only after the other has
+            comm.recv(torch.empty(1), 2)
+        value = comm.recv(torch.empty(1), 0)
+        if comm.rank == 2:
+            comm.send(value, 1)
+        return float(value)
+
+    assert launch(program, 3) == [None, 1.0, 2.0]
+
+
 def test_exchange_swaps(launch):
     def program(comm):
         peer = comm.rank ^ 1

@@ -74,9 +74,8 @@ def test_an_epoch_shows_every_sample_in_the_same_number_of_steps_to_all(sizes, b
             assert [batch.samples for batch in own] == [len(batch.data) for batch in own]
             assert [batch.ends_epoch for batch in own] == [False] * (steps - 1) + [True]
             drawn = seen(own)
-            assert (
-                len(drawn) - len(set(drawn)) <= 1
-            )  # at most one is seen again, to keep up with a larger share
+            # At most one is seen again, to keep up with a larger share.
+            assert len(drawn) - len(set(drawn)) <= 1
             shown += set(drawn)
         assert sorted(shown) == list(range(samples))
 
@@ -186,21 +185,31 @@ def test_a_global_shuffle_deals_anew_every_epoch_and_drops_nothing():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fs.Sampling("sorted"), r"'order' must be one of 'reshuffle', 'shuffle_once', 'with_replacement'"),
-        (lambda: fs.Sampling(shuffle="world"), r"'shuffle' must be one of 'local', 'global' \(got 'world'\)"),
-        (lambda: fs.Sampling("shuffle_once", "global"), r"'shuffle' must be 'local' with order='shuffle_once'"),
+        (lambda: fs.Sampling("sorted"),
+         r"'order' must be one of 'reshuffle', 'shuffle_once', 'with_replacement'"),
+        (lambda: fs.Sampling(shuffle="world"),
+         r"'shuffle' must be one of 'local', 'global' \(got 'world'\)"),
+        (lambda: fs.Sampling("shuffle_once", "global"),
+         r"'shuffle' must be 'local' with order='shuffle_once'"),
         (lambda: plan(torch.arange(9), 0), r"'batch_size' must be at least 1 \(got 0\)"),
         (lambda: plan(torch.arange(9), 1.5), r"'batch_size' must be a whole number \(got 1.5\)"),
         (lambda: plan(torch.arange(9), 2, epochs=0), r"'epochs' must be at least 1 \(got 0\)"),
-        (lambda: plan(torch.arange(9), 2, assignment="disjoint"), r"'assignment' must be an assignment such as"),
-        (lambda: plan(torch.tensor(3.0), 2), r"'dataset' must have samples along its first dimension"),
-        (lambda: plan(iter([1]), 2), r"'dataset' must be tensors or arrays, .* \(got 'a list_iterator'\)"),
+        (lambda: plan(torch.arange(9), 2, assignment="disjoint"),
+         r"'assignment' must be an assignment such as"),
+        (lambda: plan(torch.tensor(3.0), 2),
+         r"'dataset' must have samples along its first dimension"),
+        (lambda: plan(iter([1]), 2),
+         r"'dataset' must be tensors or arrays, .* \(got 'a list_iterator'\)"),
         (lambda: plan({"x": 3}, 2), r"'dataset' must be tensors or arrays, .* \(got 'a dict'\)"),
-        (lambda: plan({"x": torch.zeros(3), "y": torch.zeros(2)}, 2), r"'dataset' must have parts of equal length"),
-        (lambda: fs.InMemory(torch.zeros(3), torch.zeros(2)), r"'tensors' must be one or more, of equal length"),
+        (lambda: plan({"x": torch.zeros(3), "y": torch.zeros(2)}, 2),
+         r"'dataset' must have parts of equal length"),
+        (lambda: fs.InMemory(torch.zeros(3), torch.zeros(2)),
+         r"'tensors' must be one or more, of equal length"),
         (lambda: fs.InMemory(), r"'tensors' must be one or more, of equal length \(got \[\]\)"),
-        (lambda: plan(Stream(), 2, assignment=fs.MediumCoarse(1)), r"'assignment' must be Disjoint\(\) or FullOverlap"),
-        (lambda: plan(Stream(), 2, sampling=fs.Sampling()), r"'sampling' must be left out with an IterableDataset"),
+        (lambda: plan(Stream(), 2, assignment=fs.MediumCoarse(1)),
+         r"'assignment' must be Disjoint\(\) or FullOverlap"),
+        (lambda: plan(Stream(), 2, sampling=fs.Sampling()),
+         r"'sampling' must be left out with an IterableDataset"),
         (lambda: plan(Stream(0), 2), r"'dataset' must give at least one sample in every pass"),
         (lambda: plan(Stream(), fs.BatchGrowth(2)), r"'batch_size' must be a whole number"),
     ],
@@ -390,9 +399,8 @@ def test_augmentation_is_for_training_alone_and_repeats_when_resumed():
     data = fs.InMemory(torch.zeros(12), torch.arange(12), augment=noisy)
     made = batches.plan(data, 4, 2, fs.Disjoint(), None, workers=1, rank=0, seed=0)
     whole = [batch.data[0].tolist() for batch in made.batches(0, first_pass=0)]
-    assert (
-        len({value for batch in whole for value in batch}) == 24
-    )  # other noise for every sample in every epoch
+    # Other noise for every sample in every epoch.
+    assert len({value for batch in whole for value in batch}) == 24
     assert [batch.data[0].tolist() for batch in made.batches(4, first_pass=0)] == whole[4:]
     assert all(batch[0].eq(0).all() for batch, _ in in_order(data, 5))
     other_rank = batches.plan(data, 4, 2, fs.FullOverlap(), None, workers=2, rank=1, seed=0)
@@ -476,9 +484,8 @@ def test_a_larger_batch_takes_longer_in_the_simulator():
         )
 
     plain, grown = run(10), run(fs.BatchGrowth(10, at=(0.5,), factor=4))
-    assert plain.metrics["seconds"] == pytest.approx(
-        0.5 * 2 * 48, abs=0.01
-    )  # the rest: the final choice of a model
+    # The rest: the final choice of a model.
+    assert plain.metrics["seconds"] == pytest.approx(0.5 * 2 * 48, abs=0.01)
     assert grown.metrics["steps"] == 48 + 12
     assert grown.metrics["seconds"] == pytest.approx(0.5 * 48 + 2.0 * 12, abs=0.01)
     assert grown.metrics["samples"] == plain.metrics["samples"] == 2 * 1437

@@ -133,8 +133,10 @@ def test_pixels_are_normalised_one_batch_at_a_time(tmp_path):
 def test_missing_files_are_named_with_the_folders_and_the_remedy(tmp_path):
     message = message_of(DataError, lambda: grey_files().load([tmp_path / "a", tmp_path / "b"]))
     assert message == (
-        f"data set 'grey' must have train-images[.gz] in {tmp_path}/a/grey or {tmp_path}/a/Grey/raw or "
-        f"{tmp_path}/b/grey or {tmp_path}/b/Grey/raw: run 'flockstep data fetch grey', or set FLOCKSTEP_DATA"
+        f"data set 'grey' must have train-images[.gz] in {tmp_path}/a/grey or "
+        f"{tmp_path}/a/Grey/raw or "
+        f"{tmp_path}/b/grey or {tmp_path}/b/Grey/raw: run 'flockstep data fetch grey', or set "
+        "FLOCKSTEP_DATA"
     )
 
 
@@ -259,9 +261,8 @@ def test_text_is_cut_into_windows_whose_targets_are_one_character_on(tmp_path, c
     cut = len(TEXT) * 9 // 10
     for part, text in zip(parts, (TEXT[:cut], TEXT[cut:]), strict=True):
         x, y = part.tensors
-        assert (
-            x.shape == y.shape == ((len(text) - 1) // context, context)
-        )  # only what fills no window is dropped
+        # Only what fills no window is dropped.
+        assert x.shape == y.shape == ((len(text) - 1) // context, context)
         assert "".join(SHAKESPEARE_ALPHABET[token] for token in x.flatten()) == text[: x.numel()]
         assert (
             "".join(SHAKESPEARE_ALPHABET[token] for token in y.flatten()) == text[1 : y.numel() + 1]

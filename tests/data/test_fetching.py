@@ -54,10 +54,8 @@ from flockstep.errors import DataError
 CONTENT = os.urandom(200_000)
 OTHER = os.urandom(200_000)
 HALF = 70_000
-QUICK = {
-    "timeout": 20,
-    "pause_seconds": 0.01,
-}  # nothing but a stall takes the time, even on a busy machine
+# Nothing but a stall takes the time, even on a busy machine.
+QUICK = {"timeout": 20, "pause_seconds": 0.01}
 
 Serve = Callable[..., Mirror]
 
@@ -214,12 +212,8 @@ def test_when_all_mirrors_fail_one_line_says_what_happened_at_each(serve, tmp_pa
             strict=True,
         )
     )
-    assert [len(mirror.asked) for mirror in mirrors] == [
-        1,
-        1,
-        3,
-        1,
-    ]  # only what may pass is tried again
+    # Only what may pass is tried again.
+    assert [len(mirror.asked) for mirror in mirrors] == [1, 1, 3, 1]
     assert state(tmp_path) == {}
 
 
@@ -443,10 +437,8 @@ def test_a_folder_that_cannot_be_made_is_named(serve, tmp_path):
     (tmp_path / "file").touch()
     mirror = serve(honest)
     message = failure(tmp_path / "file", mirror)
-    assert (
-        message
-        == f"{tmp_path}/file/small/a.bin.part must be a file that can be written (got: Not a directory)"
-    )
+    part = tmp_path / "file" / "small" / "a.bin.part"
+    assert message == f"{part} must be a file that can be written (got: Not a directory)"
     assert mirror.asked == []
 
 
@@ -455,7 +447,8 @@ def test_a_full_disk_is_named(serve, tmp_path):
     (tmp_path / "small/a.bin.part").symlink_to("/dev/full")
     message = failure(tmp_path, serve(honest))
     assert message == (
-        f"{tmp_path}/small/a.bin.part must be a file that can be written (got: No space left on device)"
+        f"{tmp_path}/small/a.bin.part must be a file that can be written (got: No space left on "
+        "device)"
     )
     assert state(tmp_path) == {}
 

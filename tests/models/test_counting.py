@@ -328,16 +328,19 @@ def test_the_size_of_the_batch_does_not_matter():
         ),
         (
             "digits",
-            r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* \(got str\)",
+            r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* "
+            r"\(got str\)",
         ),
         (
             (),
-            r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* \(got tuple\)",
+            r"'example' must be a tensor, a tuple or list that starts with one, or a mapping .* "
+            r"\(got tuple\)",
         ),
         (([1, 2], [3, 4]), r"'example' must be a tensor, a tuple or list .* \(got list\)"),
         (
             torch.zeros(2, 5),
-            r"^'example' must be a batch that the model takes \(got \[\(2, 5\)\]\): RuntimeError: mat1 and mat2 shapes",
+            r"^'example' must be a batch that the model takes \(got \[\(2, 5\)\]\): RuntimeError: "
+            r"mat1 and mat2 shapes",
         ),
         ({"features": torch.zeros(2, 4)}, r"TypeError: .*unexpected keyword argument 'features'$"),
         ({1: torch.zeros(2, 4)}, r"TypeError: .*keywords must be strings$"),

@@ -33,11 +33,8 @@ from flockstep.models.normalisation import normalisation_layer
 from flockstep.models.resnet import PaddedShortcut
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
-SMALL = (
-    3,
-    16,
-    16,
-)  # a network that takes the mean over all pixels takes images of any size, and this is faster
+# A network that takes the mean over all pixels takes images of any size, and this is faster.
+SMALL = (3, 16, 16)
 
 # How to make it, the shape of a sample (None: tokens), the parameters.
 MODELS = {
@@ -76,9 +73,8 @@ def samples(name, count=2, dtype=None):
     random = torch.Generator().manual_seed(1)
     if shape is None:
         return torch.randint(65, (count, 12), generator=random)
-    pixels = (
-        100 if name == "Cifar10Full" else 1
-    )  # Caffe's initialisation wants pixels of 0 … 255, less their mean
+    # Caffe's initialisation wants pixels of 0 … 255, less their mean.
+    pixels = 100 if name == "Cifar10Full" else 1
     return (pixels * torch.randn(count, *shape, generator=random)).to(
         dtype or torch.get_default_dtype()
     )
@@ -110,9 +106,8 @@ def test_a_model_has_the_parameters_that_were_published_or_announced(name):
     with torch.device("meta"):
         model = make()
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert (
-        name == "MLP" or f"{parameters:,} parameters" in type(model).__doc__
-    )  # an MLP's depend on its widths
+    # An MLP's depend on its widths.
+    assert name == "MLP" or f"{parameters:,} parameters" in type(model).__doc__
 
 
 def test_the_wide_lenet_is_as_near_to_its_papers_count_as_it_says():
@@ -271,9 +266,8 @@ def test_local_response_is_normalised_as_the_formula_says():
             for i in range(5):
                 for j in range(4):
                     window = x[n, c, max(i - 1, 0) : i + 2, max(j - 1, 0) : j + 2]
-                    mean = (
-                        sum(float(value) ** 2 for value in window.flatten()) / 9
-                    )  # nine at the border too
+                    # Nine at the border too.
+                    mean = sum(float(value) ** 2 for value in window.flatten()) / 9
                     expected[n, c, i, j] = x[n, c, i, j] * (1 + 5e-5 * mean) ** -0.75
     assert torch.allclose(LocalResponseNorm()(x), expected, rtol=1e-12)
     assert not torch.allclose(expected, x, rtol=1e-2)
@@ -366,9 +360,8 @@ def test_group_normalisation_stands_where_batch_normalisation_stood(model):
         batch, group = model(), model("group")
     replaced = [layer for layer in group.modules() if isinstance(layer, nn.GroupNorm)]
     assert len(replaced) == sum(isinstance(layer, nn.BatchNorm2d) for layer in batch.modules())
-    assert all(
-        layer.num_channels > layer.num_groups for layer in replaced
-    )  # none of a single channel
+    # None of a single channel.
+    assert all(layer.num_channels > layer.num_groups for layer in replaced)
     assert list(batch.buffers())
     assert not list(group.buffers())
 

@@ -72,9 +72,8 @@ def test_a_run_across_the_whole_slide_goes_on_as_sgd_with_the_momentum_it_has():
     sgd = torch.optim.SGD(other.parameters(), lr=0.05, momentum=0.9)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         kept = optimizer.state[ours]
-        assert set(kept) == {
-            "momentum_buffer"
-        }  # after the slide nothing else is averaged, sent or saved
+        # After the slide nothing else is averaged, sent or saved.
+        assert set(kept) == {"momentum_buffer"}
         sgd.state[theirs]["momentum_buffer"] = kept["momentum_buffer"].clone()
     for a, b in zip(train(model, optimizer, X[4:]), train(other, sgd, X[4:]), strict=True):
         assert torch.equal(a, b)
@@ -129,9 +128,8 @@ def test_a_schedule_scales_both_parts_alike():
     rmsprop = torch.optim.RMSprop(theirs.parameters(), lr=0.003, momentum=0.9)
     for step, x in enumerate(X):
         for optimizer in (far, rmsprop):
-            Polynomial().apply(
-                optimizer, in_epoch(0.0, step, len(X) - 1)
-            )  # the last step has rate 0
+            # The last step has rate 0.
+            Polynomial().apply(optimizer, in_epoch(0.0, step, len(X) - 1))
         far.at(in_epoch(0.0))
         for a, b in zip(train(ours, far, [x]), train(theirs, rmsprop, [x]), strict=True):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)

@@ -176,7 +176,8 @@ def test_who_needs_the_length_of_the_training_says_how_to_give_it(schedule):
     with pytest.raises(InvalidField) as caught:
         schedule.factor(Progress(0, None, 0.0))
     assert str(caught.value) == (
-        "'total_steps' must be known (got None): take batches from worker.batches, or set worker.total_steps"
+        "'total_steps' must be known (got None): take batches from worker.batches, or set "
+        "worker.total_steps"
     )
 
 
@@ -195,7 +196,8 @@ def test_names_lead_to_schedules():
     with pytest.raises(UnknownName) as caught:
         find_schedule("sine")
     assert str(caught.value) == (
-        "unknown schedule 'sine'; known: constant, cosine, final_collapse, linear_scaling, polynomial, step_decay, "
+        "unknown schedule 'sine'; known: constant, cosine, final_collapse, linear_scaling, "
+        "polynomial, step_decay, "
         "warmup"
     )
 

@@ -178,9 +178,8 @@ def test_nesterov_momentum_between_elastic_pulls():
         return ahead, worker.finish().x.detach().clone()
 
     for rank, (ahead, after) in enumerate(fs.launch(program, 2)):
-        assert torch.allclose(
-            ahead, x[rank] + delta * v[rank], rtol=1e-12
-        )  # where the next gradient is taken
+        # Where the next gradient is taken.
+        assert torch.allclose(ahead, x[rank] + delta * v[rank], rtol=1e-12)
         assert torch.allclose(after, centre, rtol=1e-12)
 
 

@@ -1,5 +1,5 @@
-"""What every strategy says of itself at any moment of a run: the model that stands for it, and whether
-its workers wait for each other.
+"""What every strategy says of itself at any moment of a run: the model that stands for it, and
+whether its workers wait for each other.
 """
 
 from __future__ import annotations
@@ -56,40 +56,37 @@ def simulated(program, lanes):
     return fs.launch(program, W, seed=3, compute=fs.Compute(0.01, jitter=0.5), lanes=lanes)
 
 
-@pytest.mark.parametrize(("strategy", "model"), CASES)
-def test_a_preview_is_what_finish_would_give_and_leaves_no_trace(strategy, model):
-    """Runs in two lanes, with and without previews, and runs in one that end where the looks are."""
+def looked_at(strategy, model, steps, lanes, takes_looks):
+    """Of each worker its looks and its end, in a run of `STEPS` that ends after `steps` of them."""
 
-    def looking(comm):
+    def program(comm):
         looks = []
 
         def look(worker):
             if worker.steps in LOOKS:
                 meet(worker)
-                if looks_are_taken:
+                if takes_looks:
                     preview_of(worker).fill_(torch.nan)  # it belongs to the caller
                     looks.append(preview_of(worker))
 
-        worker, _ = train(
-            comm,
-            strategy,
-            make_model=model,
-            steps=steps,
-            total_steps=STEPS,
-            momentum=0.9,
-            after=look,
-        )
+        how = {"make_model": model, "steps": steps, "total_steps": STEPS, "momentum": 0.9}
+        worker, _ = train(comm, strategy, after=look, **how)
         return looks, *end_of(worker)
 
-    steps, looks_are_taken = STEPS, True
-    seen = simulated(looking, lanes=2)
-    looks_are_taken = False
-    for (looks, *ours), (_, *theirs) in zip(seen, simulated(looking, lanes=2), strict=True):
-        assert len(looks) == len(LOOKS)
-        assert torch.equal(ours[0], theirs[0])
-        assert ours[1:] == theirs[1:]
+    return simulated(program, lanes)
+
+
+@pytest.mark.parametrize(("strategy", "model"), CASES)
+def test_a_preview_is_what_finish_would_give_and_leaves_no_trace(strategy, model):
+    """Runs in two lanes, with and without previews, and in one that end where the looks are."""
+    seen = looked_at(strategy, model, STEPS, lanes=2, takes_looks=True)
+    unseen = looked_at(strategy, model, STEPS, lanes=2, takes_looks=False)
+    for (_, state, *figures), (_, other, *others) in zip(seen, unseen, strict=True):
+        assert torch.equal(state, other)
+        assert figures == others
     for place, steps in enumerate(LOOKS):
-        for (looks, *_), (_, finished, *_) in zip(seen, simulated(looking, lanes=1), strict=True):
+        ended = looked_at(strategy, model, steps, lanes=1, takes_looks=False)
+        for (looks, *_), (_, finished, *_) in zip(seen, ended, strict=True):
             assert torch.equal(looks[place], finished)
             assert torch.equal(looks[place], seen[0][0][place])
 

@@ -87,9 +87,8 @@ def test_a_stale_centre_travels_while_workers_compute():
     """An exchange of 2 s between steps of 3 s: a fresh centre makes them wait for it, the one
     before does not.
     """
-    network = fs.Network(
-        latency_seconds=2 / 6, bytes_per_second=1e30
-    )  # a ring of four is six messages
+    # A ring of four is six messages.
+    network = fs.Network(latency_seconds=2 / 6, bytes_per_second=1e30)
 
     def seconds(staleness):
         def program(comm):
@@ -199,9 +198,8 @@ def test_the_period_follows_the_loss(falls_at):
         periods = []
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = rate(step)
-            worker.step(
-                loss(step) + (comm.rank - 0.5) / 10
-            )  # the mean over the workers is what counts
+            # The mean over the workers is what counts.
+            worker.step(loss(step) + (comm.rank - 0.5) / 10)
             periods.append(worker.state.period)
         return periods
 

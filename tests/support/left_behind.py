@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder.mkdir()
     else:
         # pytest keeps `tmp_path` of the last runs, for whoever wants to look, so it lies outside.
-        changes.setenv("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        if "PYTEST_DEBUG_TEMPROOT" not in os.environ:
+            changes.setenv("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         folder = Path(tempfile.mkdtemp(prefix="fs"))
         config.add_cleanup(partial(shutil.rmtree, folder))
     changes.setenv("TMPDIR", str(folder))

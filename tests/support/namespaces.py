@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BYTES_PER_SECOND = 25e6
-BURST_BYTES = (
-    256 * 1024
-)  # what a link lets pass at once; no packet that the kernel makes may be larger
+# What a link lets pass at once; no packet that the kernel makes may be larger.
+BURST_BYTES = 256 * 1024
 PREFIX = "flockstep"
 
 

@@ -14,7 +14,6 @@ READY_WORKERS = 4  # as many as most tests use; more are started for those that 
 @contextmanager
 def kept_ray() -> Iterator[Ray]:
     with Ray() as backend:
-        fs.launch(
-            lambda comm: comm.barrier(), READY_WORKERS, backend
-        )  # starting them is no test's business
+        # Starting them is no test's business.
+        fs.launch(lambda comm: comm.barrier(), READY_WORKERS, backend)
         yield backend

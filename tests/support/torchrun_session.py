@@ -92,7 +92,7 @@ class TorchrunSession(fs.Backend):
             try:
                 if failed is None:
                     watch(said["steps"])
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  raised when all have ended
                 failed = error
             send(self._ranks[0], failed is None)
         self.outcomes = [said, *(receive(self._ranks[rank]) for rank in range(1, workers))]
@@ -130,11 +130,11 @@ def serve(path: str) -> None:
             try:
                 asked = replace(launch, watch=watch if is_watched else None)
                 outcome = True, backend.run(asked), None
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  the test is told
                 outcome = False, error, error.__cause__
             try:
                 send(connection, outcome)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  it cannot be pickled
                 send(connection, (False, fs.FlockstepError(f"{outcome[1]} ({error})"), None))
 
 

@@ -70,7 +70,8 @@ def labelled(value, place=7):
         ({"train": Squares(5)}, r"'train' must have labels between 0 and 2 \(got 5 at place 0\)"),
         (
             {"train": (torch.randn(40, 7), Y)},
-            r"'train' must have inputs that the model takes \(got \(1, 7\), torch.float32: .*cannot be multiplied",
+            r"'train' must have inputs that the model takes \(got \(1, 7\), torch.float32: "
+            r".*cannot be multiplied",
         ),
         (
             {"train": (X.long(), Y)},
@@ -112,8 +113,10 @@ def test_losses_of_ones_own_are_not_second_guessed():
 
 
 def test_tokens_out_of_the_vocabulary_are_found():
+    def model():
+        return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+
     tokens = torch.arange(60).view(10, 6) % 5
-    model = lambda: nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     data = (tokens, (tokens + 1) % 5)
     text = task(model=model, loss=fs.token_loss, train=data, test=data)
     assert fs.run(text, fs.SyncSGD(), workers=2, epochs=2).metrics["samples"] == 20

@@ -70,6 +70,14 @@ def test_a_task_has_its_published_settings(name):
     assert (task.epochs, task.schedule) == (published.epochs, published.schedule)
 
 
+def test_cifar10_resnet20_validates_on_the_5_000_samples_that_its_paper_held_out():
+    task = loaded("cifar10-resnet20")
+    whole = find_dataset("cifar10").load()[0]
+    assert (len(task.train), len(task.validation), len(task.test)) == (45_000, 5_000, 10_000)
+    assert torch.equal(task.validation.tensors[0], whole.tensors[0][45_000:])
+    assert torch.equal(task.train.tensors[0], whole.tensors[0][:45_000])
+
+
 def test_sixty_four_thousand_steps_of_128_are_182_epochs_of_45_000_samples():
     steps = TASKS["cifar10-resnet20"].epochs * -(-45_000 // 128)
     assert steps == pytest.approx(64_000, rel=0.002)
@@ -137,7 +145,10 @@ def test_a_task_has_its_data(name, train, test):
 
 def part_of(task, train, test):
     """Few samples, to be quick."""
-    return dataclasses.replace(task, train=task.train.first(train), test=task.test.first(test))
+    validation = task.validation and task.validation.first(test)
+    return dataclasses.replace(
+        task, train=task.train.first(train), test=task.test.first(test), validation=validation
+    )
 
 
 @pytest.mark.parametrize(

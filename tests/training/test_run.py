@@ -20,8 +20,8 @@ def result():
 def test_a_run_gives_model_metrics_history_and_replicas(result):
     assert isinstance(result.model, nn.Module)
     assert set(result.metrics) == {
-        "test_accuracy", "test_loss", "train_loss", "seconds", "wall_seconds", "bytes_sent", "exchanges", "steps",
-        "samples", "workers", "lost",
+        "test_accuracy", "test_loss", "train_loss", "seconds", "wall_seconds", "bytes_sent",
+        "exchanges", "steps", "samples", "workers", "lost",
     }  # fmt: skip
     assert result.metrics["test_accuracy"] > 0.8
     assert result.metrics["steps"] == 3 * 23
@@ -29,9 +29,12 @@ def test_a_run_gives_model_metrics_history_and_replicas(result):
     assert [row["epoch"] for row in result.history] == [1, 2, 3]
     assert [row["step"] for row in result.history] == [23, 46, 69]
     assert all(
-        set(row) == {"step", "epoch", "seconds", "bytes_sent", "loss", "accuracy"}
+        set(row)
+        == {
+            "step", "epoch", "samples", "seconds", "bytes_sent", "train_loss", "loss", "accuracy",
+        }
         for row in result.history
-    )
+    )  # fmt: skip
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert [replica.shape for replica in result.replicas] == [(64 * 128 + 128 + 128 * 10 + 10,)] * 4
     assert json.loads(json.dumps(result.metrics)) == result.metrics
@@ -206,13 +209,23 @@ def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fs.run("digits-mpl", fs.SyncSGD()), r"unknown task 'digits-mpl'; known: cifar10-densenet40, "),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), backend="slurm"), r"unknown backend 'slurm'; known: local, ray"),
-        (lambda: fs.run("digits-mlp", "local_sgd"), r"'strategy' must be a strategy such as fs.LocalSGD\(period=8\)"),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), workers=0), r"'workers' must be at least 1 \(got 0\)"),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), epochs=0), r"'epochs' must be at least 1 \(got 0\)"),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), batch_size=-3), r"'batch_size' must be at least 1 \(got -3\)"),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), seed=-1), r"'seed' must be at least 0 \(got -1\)"),
+        (lambda: fs.run("digits-mpl", fs.SyncSGD()),
+         r"unknown task 'digits-mpl'; known: cifar10-densenet40, "),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), backend="slurm"),
+         r"unknown backend 'slurm'; known: local, ray"),
+        (lambda: fs.run("digits-mlp"),
+         r"'strategy' must be a strategy such as fs.LocalSGD\(period=8\)"),
+        (lambda: fs.run("digits-mlp", "local_sgd"), r"'period' of local_sgd must be given"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), workres=3),
+         r"unknown field of a run 'workres'; known: "),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), workers=0),
+         r"'workers' must be at least 1 \(got 0\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), epochs=0),
+         r"'epochs' must be at least 1 \(got 0\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), batch_size=-3),
+         r"'batch_size' must be at least 1 \(got -3\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), seed=-1),
+         r"'seed' must be at least 0 \(got -1\)"),
         (
             lambda: fs.run(own_task(), fs.SyncSGD(), workers=61),
             r"'samples' must be at least the number of workers, 61 \(got 60\)",
@@ -225,12 +238,15 @@ def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
             lambda: fs.run("digits-mlp", fs.SyncSGD(), backend=fs.Simulator(), lanes=2),
             r"'lanes' must be set on the backend object",
         ),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), on_failure="panic"), r"'on_failure' must be one of"),
-        (lambda: fs.run("digits-mlp", fs.SyncSGD(), lanes=0), r"'lanes' must be at least 1 \(got 0\)"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), on_failure="panic"),
+         r"'on_failure' must be one of"),
+        (lambda: fs.run("digits-mlp", fs.SyncSGD(), lanes=0),
+         r"'lanes' must be at least 1 \(got 0\)"),
         (lambda: fs.Network.preset("lan-2g"), r"unknown network 'lan-2g'; known: ideal"),
         (lambda: fs.Network(-1, 1), r"'latency_seconds' must be finite and at least 0 \(got -1\)"),
         (lambda: fs.Network(0, 0), r"'bytes_per_second' must be above 0 \(got 0\)"),
-        (lambda: fs.Network(0, 1, household_size=2), r"'household_size' must be given together with 'inside'"),
+        (lambda: fs.Network(0, 1, household_size=2),
+         r"'household_size' must be given together with 'inside'"),
         (lambda: fs.Compute(-1), r"'seconds' must be finite and at least 0 \(got -1\)"),
         (lambda: fs.Compute(slow={1: 0}), r"'slow' must map ranks to factors above 0"),
         (lambda: own_task(loss=None), r"'loss' must be callable \(got None\)"),
@@ -303,8 +319,9 @@ def test_a_strategy_that_ranks_by_accuracy_gets_the_metric_of_every_batch():
 
     x, y = torch.randn(64, 4), torch.randint(2, (64,))
     task = fs.Task(
-        "ranked", lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), lambda p: torch.optim.SGD(p, lr=0.1),
-        fs.classification_loss, (x, y), (x, y), metric, batch_size=8, epochs=1,
+        "ranked", lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),
+        lambda p: torch.optim.SGD(p, lr=0.1), fs.classification_loss, (x, y), (x, y), metric,
+        batch_size=8, epochs=1,
     )  # fmt: skip
     result = fs.run(task, fs.NoSync(pull=1.0, best=1, score="accuracy"), workers=2)
     assert asked.count(False) >= 2 * result.metrics["steps"]

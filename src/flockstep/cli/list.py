@@ -18,6 +18,8 @@ from flockstep.data import ASSIGNMENTS, DATASETS
 from flockstep.errors import unknown_name
 from flockstep.launch import BACKENDS
 from flockstep.network import PRESETS
+from flockstep.notation import written
+from flockstep.optimizers import NEEDED, OPTIMIZERS, fields_of
 from flockstep.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES
 from flockstep.tasks import TASKS
@@ -44,9 +46,13 @@ TABLES: dict[str, Callable[[], Rows]] = {
     },
     "assignments": _specs(ASSIGNMENTS),
     "schedules": _specs(SCHEDULES),
+    "optimizers": lambda: {
+        optimizer_usage(name): first_paragraph(each) for name, each in OPTIMIZERS.items()
+    },
     "backends": lambda: {name: first_paragraph(each) for name, each in BACKENDS.items()},
     "networks": lambda: {
-        name: f"{link.latency_seconds:g} s latency, {link.bytes_per_second:g} bytes/s"
+        name: f"network(latency_seconds={link.latency_seconds:g}, "
+        f"bytes_per_second={link.bytes_per_second:g})"
         for name, link in PRESETS.items()
     },
 }
@@ -79,16 +85,21 @@ def _shown(value: Any) -> str:
 
 def usage(spec: Any) -> str:
     """`local_sgd period momentum=keep`."""
-    parts = [spec.name]
-    for field in dataclasses.fields(spec):
-        required = field.default is dataclasses.MISSING
-        parts.append(field.name if required else f"{field.name}={_default(field.default)}")
-    return " ".join(parts)
+    fields = dataclasses.fields(spec)
+    return _usage(spec.name, {field.name: field.default for field in fields}, dataclasses.MISSING)
 
 
-def _default(value: Any) -> str:
-    name = getattr(value, "name", None)  # of a spec within a spec
-    return name or str(value).replace(" ", "").lower()
+def optimizer_usage(name: str) -> str:
+    """`lars lr momentum=0.9 …`."""
+    return _usage(name, {key: field.default for key, field in fields_of(name).items()}, NEEDED)
+
+
+def _usage(name: str, defaults: dict[str, Any], needed: object) -> str:
+    parts = [
+        field if default is needed else f"{field}={written(default).replace(' ', '')}"
+        for field, default in defaults.items()
+    ]
+    return " ".join([name, *parts])
 
 
 def first_paragraph(documented: Any) -> str:
@@ -100,8 +111,8 @@ def first_paragraph(documented: Any) -> str:
 @click.argument("what", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_names(what: str | None, as_json: bool) -> None:
-    """List strategies, codecs, tasks, datasets, assignments, schedules, backends or networks; all
-    by default.
+    """List strategies, codecs, tasks, datasets, assignments, schedules, optimizers, backends or
+    networks; all by default.
 
     \b
     flockstep list

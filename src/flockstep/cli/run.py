@@ -56,7 +56,8 @@ HINTS = typing.get_type_hints(RunSpec)
 def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     """All flags that say a part of the spec. Their texts are read as the fields' types say."""
     for name, shown in reversed((FLAGS | SAMPLING_FLAGS).items()):
-        command = click.option(f"--{name.replace('_', '-')}", metavar="…", help=shown)(command)
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, metavar=name.upper(), help=shown)(command)
     return command
 
 
@@ -102,7 +103,8 @@ def run(
     flockstep run spec.toml --seed 1
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
     """
-    sys.path.insert(0, "")  # a task of one's own in this folder, as `python -m` would find it
+    if "" not in sys.path:  # for a task of one's own in this folder, as `python -m` would find it
+        sys.path.insert(0, "")
     given = {name: text for name, text in flags.items() if text is not None}
     spec = make_run_spec(task, strategy, settings, given)
     if print_spec:

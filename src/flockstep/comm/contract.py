@@ -201,9 +201,9 @@ class Comm(ABC):
     def off_the_clock(self, is_done: bool = False) -> Iterator[None]:
         """What all workers of this comm do inside together takes no time of the run.
 
-        Their clocks stand still, and nothing is counted. They go on in the order in which they came,
-        so that who was behind is as far behind as before. `is_done`: this worker has nothing left
-        to do, and nobody waits for its clock.
+        Their clocks stand still, and nothing is counted. They go on in the order in which they
+        came, so that who was behind is as far behind as before. `is_done`: this worker has nothing
+        left to do, and nobody waits for its clock.
         """
         with self.unmetered():
             if self.clock is None:

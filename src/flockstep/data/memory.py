@@ -4,11 +4,9 @@ over the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -55,12 +53,12 @@ class InMemory(TensorDataset):
 
     def first(self, count: int) -> InMemory:
         """The first `count` samples, without a copy."""
-        return InMemory(
-            *(tensor[:count] for tensor in self.tensors), prepare=self.prepare, augment=self.augment
-        )
+        return self._part(slice(count))
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(part[0] for part in self.batch(torch.tensor([index])))
+    def last(self, count: int) -> InMemory:
+        """The last `count` samples, without a copy."""
+        return self._part(slice(len(self) - count, None))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return list(zip(*self.batch(torch.tensor(indices)), strict=True))
+    def _part(self, rows: slice) -> InMemory:
+        tensors = (tensor[rows] for tensor in self.tensors)
+        return InMemory(*tensors, prepare=self.prepare, augment=self.augment)

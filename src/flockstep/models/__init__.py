@@ -1,4 +1,8 @@
-"""Networks for the built-in tasks and studies."""
+"""Networks for the built-in tasks and studies.
+
+Example:
+    model = fs.models.LeNet5()
+"""
 
 from flockstep.models.cifar10_full import Cifar10Full
 from flockstep.models.counting import cc_ratio, count_parameters, flops_per_sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -152,6 +153,7 @@ def find_optimizer(name: str) -> str:
     raise unknown_name("optimizer", name, OPTIMIZERS)
 
 
+@functools.cache  # signatures do not change
 def fields_of(name: str) -> Mapping[str, OptimizerField]:
     """What an optimizer can be told, from its signature."""
     make = OPTIMIZERS[name]

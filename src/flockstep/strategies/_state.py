@@ -1,12 +1,13 @@
 """A strategy's state as data: what can be written to a file and read back, and what cannot.
 
-Data are tensors, numbers, texts, truth values, None, random generators, optimizers (of tensors that
-are in the state too), and lists, tuples, deques, dicts and dataclasses of these. The rest is handles,
-which tie a state to its run: comms, shared tensors, closures, hooks. `handle()` marks their fields.
+Data are tensors, numbers, texts, truth values, None, random generators, optimizers (of tensors
+that are in the state too), and lists, tuples, deques, dicts and dataclasses of these. The rest is
+handles, which tie a state to its run: comms, shared tensors, closures, hooks. `handle()` marks
+their fields.
 
-What is saved has two parts: tensors, for safetensors, and values, for JSON. Both are by dotted path,
-such as `state.averager.memory.error`. A value that JSON does not have is a dict of one kind:
-`{"deque": 2}` stands for a deque of two, which have paths of their own."""
+What is saved has two parts: tensors, for safetensors, and values, for JSON. Both go by dotted path,
+such as `state.averager.memory.error`. What JSON does not have is a dict of one key: `{"deque": 2}`
+stands for a deque of two parts, which have paths of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import json
 import math
 import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -101,31 +102,31 @@ def _save(value: Any, path: str, tensors: Tensors, values: Values, owner: str) -
         )
     else:
         values[path] = kind
-    for name, part in inside.items():
+    for name, part in inside:
         _save(part, f"{path}.{name}", tensors, values, owner)
 
 
-def _described(value: Any) -> tuple[Any, dict[str, Any]]:
-    """How JSON says what a value is, and its parts by name."""
+def _described(value: Any) -> tuple[Any, Iterable[tuple[Any, Any]]]:
+    """How JSON says what a value is, and its parts with their names."""
+    name = type(value).__name__
     if value is None or type(value) in (bool, int, str):
-        return value, {}
+        return value, ()
     if type(value) is float:
-        return (value if math.isfinite(value) else {"float": repr(value)}), {}
+        return (value if math.isfinite(value) else {"float": repr(value)}), ()
     if isinstance(value, torch.Generator | np.random.Generator):
-        return {"generator": type(value).__module__}, {}
+        return {"generator": type(value).__module__}, ()
     if type(value) is torch.Size:
-        return {"size": list(value)}, {}
+        return {"size": list(value)}, ()
     if type(value) in (list, tuple, deque):
-        return {type(value).__name__: len(value)}, {str(n): part for n, part in enumerate(value)}
+        return {name: len(value)}, enumerate(value)
     if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {"dict": list(value)}, {str(key): part for key, part in value.items()}
+        return {"dict": list(value)}, value.items()
     if isinstance(value, torch.optim.Optimizer):
-        return {"optimizer": type(value).__name__}, {"state_dict": value.state_dict()}
+        return {"optimizer": name}, [("state_dict", value.state_dict())]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"dataclass": type(value).__name__}, {
-            field.name: getattr(value, field.name) for field in _data_fields(value)
-        }
-    return UNKNOWN, {}
+        fields = _data_fields(value)
+        return {"dataclass": name}, [(field.name, getattr(value, field.name)) for field in fields]
+    return UNKNOWN, ()
 
 
 def _data_fields(value: Any) -> list[dataclasses.Field[Any]]:

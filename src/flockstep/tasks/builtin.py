@@ -49,9 +49,14 @@ def _test(name: str) -> Any:
     return find_dataset(name).load()[1]
 
 
-def _train_without_validation(name: str) -> Any:
+def _without_validation(name: str) -> Any:
     train = _train(name)
     return train.first(len(train) - CIFAR10_VALIDATION)
+
+
+def _validation(name: str) -> Any:
+    train = _train(name)
+    return train.last(CIFAR10_VALIDATION)
 
 
 def _raw(load: Callable[[str], Any], name: str) -> Any:
@@ -132,11 +137,13 @@ TASKS: dict[str, Task] = {
             epochs=140,
             schedule=Polynomial(power=1),
         ),
-        _classifier(  # Håland and Birkeland (2020): 45,000 samples to train with, 64,000 steps
+        # Håland and Birkeland (2020): 45,000 samples to train, 5,000 to validate, 64,000 steps.
+        _classifier(
             "cifar10-resnet20",
             ResNet20,
             OptimizerSpec("sgd", lr=0.1, momentum=0.9, weight_decay=1e-4),
-            **_data("cifar10") | {"train": functools.partial(_train_without_validation, "cifar10")},
+            **_data("cifar10") | {"train": functools.partial(_without_validation, "cifar10")},
+            validation=functools.partial(_validation, "cifar10"),
             global_batch=128,
             epochs=182,
             schedule=StepDecay(at=(0.5, 0.75)),

@@ -143,7 +143,7 @@ class Task:
 
 
 def mean_scores(rows: Tensor) -> tuple[float, float]:
-    """Mean loss and mean score, from the rows of `Task.scores`; added up in the order of batches."""
+    """Mean loss and mean score, from the rows of `Task.scores`; added up in their order."""
     loss, score, samples = (sum(column) for column in rows.T.tolist())
     return loss / samples, score / samples
 

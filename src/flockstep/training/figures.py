@@ -19,7 +19,7 @@ from flockstep.worker import Worker
 
 @dataclass(frozen=True)
 class Figures:
-    """One worker's figures at one moment; all but those since the last look count from the start."""
+    """One worker's figures at one moment, counted from the start of the run."""
 
     steps: float
     samples: float
@@ -87,11 +87,17 @@ class Table:
         """The clock of the last of those who have steps left."""
         return min((each.seconds for each in self.figures if not each.is_done), default=math.inf)
 
-    @property
-    def steps_per_second(self) -> float:
-        """Of all workers together that have steps left."""
-        active = [each for each in self.figures if not each.is_done and each.seconds > 0]
-        return sum(each.steps / each.seconds for each in active)
+    def pace_since(self, before: Table | None) -> float:
+        """Steps per second of a worker, on average over those who have steps left, since then."""
+        known = {} if before is None else dict(zip(before.ranks, before.figures, strict=True))
+        paces = []
+        for rank, each in zip(self.ranks, self.figures, strict=True):
+            last = known.get(rank)
+            steps = each.steps - (last.steps if last else 0)
+            seconds = each.seconds - (last.seconds if last else 0)
+            if not each.is_done and steps and seconds > 0:
+                paces.append(steps / seconds)
+        return sum(paces) / len(self.figures) if paces else math.inf
 
     @property
     def all_are_done(self) -> bool:

@@ -69,6 +69,7 @@ class Observer(ABC):
     @abstractmethod
     def _after_step(self) -> bool: ...
 
+    @abstractmethod
     def leave(self) -> None:
         """This worker has taken its last step; others may still have to be looked at."""
 
@@ -125,6 +126,9 @@ class InStep(Observer):
         if not is_over and (is_time or self._is_step_of_a_look()):
             self._look()
         return is_over or self.final is not None
+
+    def leave(self) -> None:
+        pass  # all leave together
 
     def _is_step_of_a_look(self) -> bool:
         """Whether a look by steps or epochs is due."""
@@ -192,19 +196,22 @@ class OnTheClock(Observer):
     """Workers that never wait, where time passes by itself: they meet when their clocks show the
     time that they agreed on.
 
-    A look that is due after so many steps or epochs is due when all workers together have taken so
-    many steps. When that will be follows from their pace.
+    A look after so many steps or epochs is due when all workers together have taken so many steps.
+    When that will be follows from their pace. Until that is known they meet after steps 1, 2, 4, …
     """
 
     def __init__(self, worker: Worker, job: Job) -> None:
         super().__init__(worker, job)
         self._looks = 0
-        by_time = job.spec.look_every.unit == "seconds"
-        self._next_meeting = job.spec.look_every.count if by_time else 0.0
+        self._by_time = job.spec.look_every.unit == "seconds"
+        self._meet_at = job.spec.look_every.count if self._by_time else math.inf
+        self._meet_after_step = 0 if self._by_time else 1
+        self._met: Table | None = None
 
     def _after_step(self) -> bool:
         worker = self.worker
-        if worker.comm.now() >= self._next_meeting and worker.steps != self.job.steps:
+        is_due = worker.comm.now() >= self._meet_at or worker.steps == self._meet_after_step
+        if is_due and worker.steps != self.job.steps:
             self._meet(is_done=False)
         return self.final is not None or own_budget_is_used_up(worker, self.job)
 
@@ -215,23 +222,29 @@ class OnTheClock(Observer):
     def _meet(self, is_done: bool) -> Table:
         with self.worker.comm.off_the_clock(is_done):
             table = self._gather(is_done)
-            if not table.all_are_done:
-                self._look_if_due(table)
+            if self._by_time and not table.all_are_done:
+                self._look_by_time(table)
+            elif not table.all_are_done:
+                self._look_by_steps(table)
         return table
 
-    def _look_if_due(self, table: Table) -> None:
-        every = self.spec.look_every
-        if every.unit == "seconds":
-            self._look_together(table, seconds=self._next_meeting)
-            passed = max(self._next_meeting, table.first_seconds)
-            self._next_meeting = (math.floor(passed / every.count) + 1) * every.count
-            return
-        workers = len(table.figures)
-        before, goal = (workers * self.job.step_of_look(self._looks + more) for more in (0, 1))
-        if goal - table.steps <= NEAR_ENOUGH * (goal - before):
+    def _look_by_time(self, table: Table) -> None:
+        every = self.spec.look_every.count
+        self._look_together(table, seconds=self._meet_at)
+        passed = max(self._meet_at, table.first_seconds)
+        self._meet_at = (math.floor(passed / every) + 1) * every
+
+    def _look_by_steps(self, table: Table) -> None:
+        before, goal = map(self.job.step_of_look, (self._looks, self._looks + 1))
+        steps = table.steps / len(table.figures)
+        if goal - steps <= NEAR_ENOUGH * (goal - before):
             self._look_together(table)
             self._looks += 1
-            before, goal = goal, workers * self.job.step_of_look(self._looks + 1)
-        seconds = (goal - table.steps) / table.steps_per_second
-        is_guess = self._looks == 0  # by the first few steps: better look again half-way
-        self._next_meeting = table.seconds + (seconds / 2 if is_guess else seconds)
+            goal = self.job.step_of_look(self._looks + 1)
+        doubled = 2 * self._meet_after_step
+        if self._looks == 0 and 0 < doubled < goal:
+            self._meet_after_step = doubled
+        else:
+            self._meet_after_step = 0
+            self._meet_at = table.seconds + (goal - steps) / table.pace_since(self._met)
+        self._met = table

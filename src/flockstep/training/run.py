@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -100,7 +101,7 @@ def run_on(
     title = f"{job.task.name} {spec.strategy.name}"
     with steps_bar(title, job.steps, shown) as watch:
         outcomes = launch(
-            functools.partial(train, job=job),
+            functools.partial(train, job=replace(job, spec=_without_backend(spec))),
             spec.workers,
             place,
             seed=spec.seed,
@@ -114,8 +115,17 @@ def run_on(
     return result
 
 
+def _without_backend(spec: RunSpec) -> RunSpec:
+    """As workers get it: a backend that is an object stays in this process."""
+    if isinstance(spec.backend, str):
+        return spec
+    sent = copy.copy(spec)
+    object.__setattr__(sent, "backend", type(spec.backend).__name__)
+    return sent
+
+
 def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
-    """What every worker needs to know. Whatever can be wrong is found here, before workers start."""
+    """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
     task.check()

@@ -66,7 +66,8 @@ def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[
     found: dict[str, Any] = {}
     if "replicas" in measure:
         _, accuracy = task.evaluate(worker.model, task.watched)
-        found |= of_replicas(list(map(float, comm.all_gather(torch.tensor(accuracy).double()))))
+        told = comm.all_gather(torch.tensor(accuracy, dtype=torch.float64))
+        found |= of_replicas(list(map(float, told)))
     if "spread" in measure:
         centre = comm.all_reduce(own.double(), op="mean")
         square = comm.all_reduce((own.double() - centre).square().sum(), op="mean")

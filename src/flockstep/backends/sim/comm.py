@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +34,27 @@ class Arrival:
     seconds: Callable[[int], float]
 
 
+@dataclass(frozen=True)
+class Message:
+    """What a worker sends, and how long it takes to arrive."""
+
+    slot: Slot
+    tensor: Tensor
+    ticks: int
+
+
+@dataclass
+class Channel:
+    """The way from one worker of a group to another. One message may be on its way."""
+
+    sender: int  # in the group, as the receiver
+    receiver: int
+    on_its_way: tuple[Tensor, int] | None = None  # with the time of its arrival
+    taken_at: int = 0  # the message before
+    next: Message | None = None  # of a sender that waits until the way is free
+    waiting: tuple[Slot, Tensor] | None = None  # the receiver, and where the message goes
+
+
 @dataclass
 class Group:
     """What the members of one comm share."""
@@ -43,11 +63,13 @@ class Group:
     link: Link
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)
-    # By (sender, receiver).
-    mail: dict[tuple[int, int], deque[tuple[Tensor, int]]] = field(default_factory=dict)
-    receivers: dict[tuple[int, int], tuple[Slot, Tensor]] = field(default_factory=dict)
+    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)
     exchanges: dict[tuple[int, int], tuple[Slot, Tensor, Tensor]] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
+
+    def channel(self, sender: int, receiver: int) -> Channel:
+        """One and the same for both, whichever asks first: `setdefault` is done at once."""
+        return self.channels.setdefault((sender, receiver), Channel(sender, receiver))
 
 
 class SimComm(Comm):
@@ -231,37 +253,64 @@ class SimComm(Comm):
     # --- two workers ------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, peer: int) -> None:
-        group, slot, key = self._group, self._slot, (self.rank, peer)
+        channel = self._group.channel(self.rank, peer)
+        message = Message(self._slot, tensor, self._message_ticks(tensor, peer))
 
         def post() -> None:
-            cost = self._message_ticks(tensor, peer)
-            slot.meter.sent(cost)
-            slot.clock += cost
-            group.mail.setdefault(key, deque()).append((tensor.clone(), slot.clock))
-            self._deliver(key)
-
-        self._scheduler.go_on(post)
-
-    def _recv(self, tensor: Tensor, peer: int) -> None:
-        group, key = self._group, (peer, self.rank)
+            self._post(channel, message)
+            self._deliver(channel)
 
         def wait() -> None:
-            group.receivers[key] = (self._slot, tensor)
-            self._deliver(key)
+            channel.next = message
+            self._deliver(channel)
 
-        self._scheduler.meet(self._slot, f"recv from rank {group.ranks[peer]}", wait)
+        if channel.on_its_way is None:  # and it stays so: nobody else sends here
+            self._scheduler.go_on(post)
+        else:
+            self._scheduler.meet(self._slot, f"send to rank {self._group.ranks[peer]}", wait)
 
-    def _deliver(self, key: tuple[int, int]) -> None:
-        """Hand the oldest message of (sender, receiver) over, if there is one and somebody waits
-        for it.
+    def _recv(self, tensor: Tensor, peer: int) -> None:
+        channel = self._group.channel(peer, self.rank)
+
+        def wait() -> None:
+            channel.waiting = self._slot, tensor
+            self._deliver(channel)
+
+        self._scheduler.meet(self._slot, f"recv from rank {self._group.ranks[peer]}", wait)
+
+    def _deliver(self, channel: Channel) -> None:
+        """Hand a message over, if it is there and somebody waits for it; let the next go on its
+        way.
         """
-        group = self._group
-        if group.mail.get(key) and key in group.receivers:
-            message, ticks = group.mail[key].popleft()
-            slot, out = group.receivers.pop(key)
-            self._require_alike(key[0], message, key[1], out)
-            out.copy_(message.reshape(out.shape))
-            self._scheduler.wake(slot, max(slot.clock, ticks))
+        self._hand_over(channel)
+        if channel.on_its_way is None and channel.next is not None:
+            message, channel.next = channel.next, None
+            self._post(channel, message)
+            self._scheduler.wake(message.slot, message.slot.clock)
+            self._hand_over(channel)
+
+    def _post(self, channel: Channel, message: Message) -> None:
+        """The way is free since the message before was taken, whether or not its sender had to
+        sleep until then.
+        """
+        slot = message.slot
+        slot.meter.sent(message.ticks)
+        if not slot.meter.paused:  # what is not counted takes no time, not even that of waiting
+            slot.clock = max(slot.clock, channel.taken_at) + message.ticks
+        channel.on_its_way = message.tensor.clone(), slot.clock
+
+    def _hand_over(self, channel: Channel) -> None:
+        if channel.on_its_way is None or channel.waiting is None:
+            return
+        (tensor, arrival), (slot, out) = channel.on_its_way, channel.waiting
+        channel.on_its_way = channel.waiting = None
+        self._require_alike(channel.sender, tensor, channel.receiver, out)
+        out.copy_(tensor.reshape(out.shape))
+        if slot.meter.paused:
+            self._scheduler.wake(slot, slot.clock)
+        else:
+            channel.taken_at = max(slot.clock, arrival)
+            self._scheduler.wake(slot, channel.taken_at)
 
     def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
         group, slot = self._group, self._slot

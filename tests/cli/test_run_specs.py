@@ -1,0 +1,133 @@
+"""`flockstep run` makes specs, prints them, and runs those of files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.support.specs import run_specs
+
+import flockstep as fs
+from flockstep.notation import written
+
+
+def arguments(spec: fs.RunSpec) -> list[str]:
+    """The command that says the same as a spec."""
+    flags = []
+    for name, value in json.loads(spec.to_json()).items():
+        if name == "sampling":
+            flags += [f"--order={spec.sampling.order}", f"--shuffle={spec.sampling.shuffle}"]
+        elif name not in ("version", "task", "strategy"):
+            text = ",".join(value) if isinstance(value, list) else value
+            flags.append(f"--{name.replace('_', '-')}={text}")
+    return ["run", spec.task, written(spec.strategy), *flags]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(spec=run_specs())
+def test_every_spec_can_be_said_on_the_command_line(flockstep, spec):
+    done = flockstep(*arguments(spec), "--print-spec")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == spec.to_toml()
+    assert fs.RunSpec.from_toml(done.stdout) == spec
+
+
+def test_a_spec_prints_as_json_too(flockstep):
+    done = flockstep("run", "digits-mlp", "local_sgd(8)", "--lr", "0.1", "--print-spec", "--json")
+    assert json.loads(done.stdout) == {
+        "version": 1,
+        "task": "digits-mlp",
+        "strategy": "local_sgd(period=8)",
+        "lr": 0.1,
+    }
+
+
+def test_settings_add_to_a_call(flockstep):
+    call = ["digits-mlp", "local_sgd(period=8, momentum=reset)", "--set", "codec=one_bit"]
+    done = flockstep("run", *call, "--set", "period=4", "--print-spec")
+    strategy = fs.RunSpec.from_toml(done.stdout).strategy
+    assert strategy == fs.LocalSGD(4, "reset", fs.OneBit())
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.toml"
+    spec = fs.RunSpec(
+        "digits-mlp",
+        "local_sgd(8)",
+        workers=2,
+        epochs=1,
+        optimizer="sgd(lr=0.1, momentum=0.9)",
+        sampling=fs.Sampling(shuffle="global"),
+    )
+    path.write_text(spec.to_toml())
+    return path
+
+
+def test_a_file_is_run(flockstep, file):
+    done = flockstep("run", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert told["metrics"]["workers"] == 2
+    assert told["metrics"]["test_accuracy"] > 0.5
+    assert "local_sgd(period=8)" in flockstep("run", str(file), "--epochs", "2").stdout
+
+
+def test_flags_take_the_place_of_a_files_fields(flockstep, file):
+    def printed(*flags):
+        done = flockstep("run", str(file), *flags, "--print-spec")
+        assert done.returncode == 0, done.stderr
+        return fs.RunSpec.from_toml(done.stdout)
+
+    before = fs.RunSpec.load(file)
+    assert printed() == before
+    assert printed("--seed", "3", "--workers", "4") == before.replace(seed=3, workers=4)
+    assert printed("--steps", "9") == before.replace(steps=9)
+    assert printed("--lr", "0.5") == before.replace(lr=0.5)
+    assert printed("--optimizer", "adam") == before.replace(optimizer="adam")
+    assert printed("--set", "period=4").strategy == fs.LocalSGD(4)
+    assert printed("sync_sgd").strategy == fs.SyncSGD()
+    assert printed("--order", "with_replacement").sampling == fs.Sampling(
+        "with_replacement", "global"
+    )
+    assert printed("--workers", "none").workers == 8
+    assert printed("--backend", "torchrun", "--workers", "none").workers is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lr", "fast"], "'--lr' must be float or none (got 'fast')"),
+        (["--workers", "0"], "'workers' must be at least 1 (got 0)"),
+        (["--workers", "2.5"], "'--workers' must be int or none (got 2.5)"),
+        (["--epochs", "1", "--steps", "1"], "'epochs' and 'steps' must not be given together"),
+        (["--optimizer", "adam(lr=1)", "--lr", "1"], "'lr' must not be given twice"),
+        (["--optimizer", "adam("], "'--optimizer' must be an optimizer such as adam or sgd"),
+        (["--compute", "fast"], "unknown compute 'fast'; known: compute, measured"),
+        (["--look-every", "often"], "'look_every' must be an interval such as '1 epoch'"),
+        (["--measure", "all"], "'measure' must be some of replicas, spread, staleness, time"),
+        (["--device", "tpu"], "'device' must be one of 'cpu', 'cuda', 'auto' (got 'tpu')"),
+        (["--seed", str(2**63)], "'seed' must be below 2**63"),
+        (["--backend", "local", "--network", "wifi"], "'network' must be left out with a backend"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_one_line_on_stderr(refused, file, flags, message):
+    refused(["run", "digits-mlp", "sync_sgd", *flags], message)
+    if "--network" not in flags:
+        refused(["run", str(file), *flags], message)
+
+
+def test_a_file_that_is_wrong_is_one_line_that_names_it(refused, tmp_path):
+    path = tmp_path / "run.toml"
+    refused(["run", str(path)], f"{path}: cannot be read: No such file or directory")
+    path.write_text('task = "digits-mlp"\nstrategy = "sync_sgd"\nepoch = 3\n')
+    refused(["run", str(path)], f"{path}: unknown field 'epoch'; did you mean 'epochs'? known: ")
+
+
+def test_a_task_without_a_strategy_is_a_wrong_use(flockstep):
+    done = flockstep("run", "digits-mlp")
+    assert done.returncode == 2
+    assert "Missing argument 'STRATEGY'" in done.stderr

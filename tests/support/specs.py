@@ -1,0 +1,163 @@
+"""Random specs of every registered class, from the types of their fields."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+import flockstep as fs
+from flockstep.codecs import CODECS
+from flockstep.data import ASSIGNMENTS, ORDERS, SHUFFLES
+from flockstep.errors import InvalidField
+from flockstep.fields import kinds_of
+from flockstep.network import PRESETS
+from flockstep.notation import KINDS, _form, _kind_in
+from flockstep.optimizers import NEEDED, OPTIMIZERS
+from flockstep.schedules import SCHEDULES
+from flockstep.strategies import STRATEGIES
+
+# The names of all classes, by kind. What is registered anew is tried without being named here.
+REGISTERED: dict[type, list[str]] = {
+    fs.Strategy: list(STRATEGIES),
+    fs.Codec: list(CODECS),
+    fs.Assignment: list(ASSIGNMENTS),
+    fs.Sampling: ["sampling"],
+    fs.Schedule: list(SCHEDULES),
+    fs.BatchGrowth: ["batch_growth"],
+    fs.Network: ["network"],
+    fs.Link: ["link", "network"],
+    fs.Compute: ["compute"],
+    fs.OptimizerSpec: list(OPTIMIZERS),
+}
+EVERY_CLASS = [(kind, name) for kind, names in REGISTERED.items() for name in names]
+
+# Fields that take some texts, or whose values must fit others, for which types say too little.
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "sync_sgd.all_reduce": st.sampled_from(["flat", "ring", "tree", "torus:2x4", "hierarchical:2"]),
+    "local_sgd.momentum": st.sampled_from(["keep", "reset", "average"]),
+    "nosync.score": st.sampled_from(["loss", "accuracy"]),
+    "pso_ps.decay": st.sampled_from(["attraction", "all", "none"]),
+    "pso_ps.random": st.sampled_from(["scalar", "vector"]),
+    "easgd.mode": st.sampled_from(["round_robin", "sync"]),
+    "ea_wild.representative": st.sampled_from(["first", "random"]),
+    "ad_psgd.graph": st.sampled_from(["ring", "exponential", "complete"]),
+    "d_psgd.graph": st.sampled_from(["ring", "exponential", "complete"]),
+    "codistillation.topology": st.sampled_from(["ring", "complete"]),
+    "sampling.order": st.sampled_from(ORDERS),
+    "sampling.shuffle": st.sampled_from(SHUFFLES),
+    "muon.adjust_lr_fn": st.sampled_from([None, "original", "match_rms_adamw"]),
+    "network.household_size": st.integers(1, 64),
+    "link.household_size": st.integers(1, 64),
+}
+MARKS = st.lists(st.floats(0.001, 0.999), max_size=4, unique=True).map(lambda at: tuple(sorted(at)))
+
+# Whole numbers in fields of floats, too: a field's type makes them floats.
+FLOATS = st.one_of(
+    st.floats(0, 1), st.floats(0, 1e9, allow_subnormal=True), st.sampled_from([0, 1, 2])
+)
+
+
+def values_of(field: str, hint: Any) -> st.SearchStrategy[Any]:
+    """What a field of that type may hold."""
+    if field in VALUES:
+        return VALUES[field]
+    if field.endswith(".at") and hint == tuple[float, ...]:
+        return MARKS
+    kind = _kind_in(hint)
+    if kind is not None:
+        specs = st.sampled_from(REGISTERED[kind]).flatmap(lambda name: specs_of(kind, name))
+        return st.none() | specs if type(None) in kinds_of(hint) else specs
+    return st.one_of([_plain(field, each) for each in kinds_of(hint) if each is not fs.Comm])
+
+
+def _plain(field: str, hint: Any) -> st.SearchStrategy[Any]:
+    simple = {
+        type(None): st.none(),
+        bool: st.booleans(),
+        int: st.integers(0, 9) | st.integers(1, 2**40),
+        float: FLOATS,
+    }
+    if hint in simple:
+        return simple[hint]
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return st.tuples(*[values_of(field, each) for each in inside])
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return st.dictionaries(*[values_of(field, each) for each in inside], max_size=3)
+    if getattr(hint, "__name__", "") == "Tensor":
+        return FLOATS  # where a number does as well
+    raise NotImplementedError(f"say in VALUES what {field} may be, a {hint}")
+
+
+@st.composite
+def specs_of(draw: st.DrawFn, kind: type, name: str) -> Any:
+    """A spec of that class, with some of its fields given at random."""
+    form = _form(kind, name)
+    values = {}
+    for field, hint in form.hints.items():
+        if form.defaults[field] is NEEDED or draw(st.booleans()):
+            values[field] = draw(values_of(f"{name}.{field}", hint))
+    if kind in (fs.Network, fs.Link) and "inside" in values:
+        values["household_size"] = draw(VALUES["network.household_size"])
+        if values["inside"] is None:
+            del values["inside"], values["household_size"]
+    else:
+        values.pop("household_size", None)
+    try:
+        return form.make(**values)
+    except InvalidField:
+        return reject()
+
+
+def schedules() -> st.SearchStrategy[fs.Schedule]:
+    """Schedules, and products of products of them."""
+    one = st.sampled_from(REGISTERED[fs.Schedule]).flatmap(lambda name: specs_of(fs.Schedule, name))
+    return st.recursive(one, lambda some: st.builds(lambda a, b: a * b, some, some), max_leaves=4)
+
+
+def any_of(kind: type) -> st.SearchStrategy[Any]:
+    if kind is fs.Schedule:
+        return schedules()
+    named = list(KINDS[kind].named.values())
+    made = st.sampled_from(REGISTERED[kind]).flatmap(lambda name: specs_of(kind, name))
+    return st.sampled_from(named) | made if named else made
+
+
+@st.composite
+def run_specs(draw: st.DrawFn) -> fs.RunSpec:
+    """A run with everything at random."""
+    fields: dict[str, Any] = {
+        "workers": draw(st.none() | st.integers(1, 64)),
+        "target": draw(st.none() | FLOATS),
+        "batch_size": draw(st.none() | st.integers(1, 99) | any_of(fs.BatchGrowth)),
+        "schedule": draw(st.none() | any_of(fs.Schedule)),
+        "assignment": draw(st.none() | any_of(fs.Assignment)),
+        "sampling": draw(st.none() | any_of(fs.Sampling)),
+        "seed": draw(st.integers(0, 2**63 - 1)),
+        "measure": draw(st.lists(st.sampled_from(["replicas", "spread", "staleness", "time"]))),
+        "look_every": draw(st.sampled_from(["2 epochs", "50 steps", "0.1 s", "5 min", 3])),
+        "on_failure": draw(st.sampled_from(["stop", "continue"])),
+        "device": draw(st.sampled_from(["cpu", "cuda", "auto"])),
+        "backend": draw(st.sampled_from(["sim", "local", "torchrun", "ray"])),
+    }
+    budget = draw(st.sampled_from(["epochs", "steps", "seconds", "bytes", None]))
+    if budget is not None:
+        fields[budget] = draw(st.integers(1, 2**40))
+    if fields["backend"] == "sim":
+        fields["network"] = draw(st.none() | any_of(fs.Network))
+        fields["compute"] = draw(st.none() | any_of(fs.Compute))
+        fields["lanes"] = draw(st.none() | st.integers(1, 4))
+
+    optimizer = draw(st.none() | any_of(fs.OptimizerSpec))
+    fields["optimizer"] = optimizer
+    if optimizer is None or (not optimizer.gives_lr and optimizer.name != "two_stage"):
+        fields["lr"] = draw(FLOATS)
+    task = draw(st.sampled_from(["digits-mlp", "shakespeare-gpt", "cifar10-resnet20"]))
+    return fs.RunSpec(task, draw(any_of(fs.Strategy)), **fields)
+
+
+__all__ = ["EVERY_CLASS", "PRESETS", "REGISTERED", "any_of", "run_specs", "schedules", "specs_of"]

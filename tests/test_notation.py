@@ -1,0 +1,195 @@
+"""Specs as text: one printer, one parser."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.specs import EVERY_CLASS, schedules, specs_of
+
+import flockstep as fs
+from flockstep.errors import InvalidField, SpecError, UnknownName
+from flockstep.notation import read, written
+
+LAW = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY_CLASS, ids=lambda each: str(each))
+@LAW
+@given(data=st.data())
+def test_every_class_with_any_fields_reads_back_as_it_was_written(kind, name, data):
+    spec = data.draw(specs_of(kind, name))
+    text = written(spec)
+    again = read(kind, text)
+    assert again == spec
+    assert type(again) is type(spec)
+    assert written(again) == text
+
+
+@LAW
+@given(schedule=schedules())
+def test_products_of_schedules_read_back_with_their_parentheses(schedule):
+    assert read(fs.Schedule, written(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (fs.SyncSGD(), "sync_sgd"),
+        (fs.SyncSGD("torus:2x4"), "sync_sgd(all_reduce='torus:2x4')"),
+        (fs.LocalSGD(None), "local_sgd(period=none)"),
+        (
+            fs.LocalSGD(8, codec=fs.TopK(0.01)),
+            "local_sgd(period=8, codec=top_k(ratio=0.01))",
+        ),
+        (fs.DiLoCo(8, nesterov=False), "diloco(period=8, nesterov=false)"),
+        (fs.NoSync(1), "nosync(pull=1.0)"),
+        (fs.PSOPS(decay="none"), "pso_ps(decay='none')"),
+        (fs.PostLocalSGD(1, 4), "post_local_sgd(switch_at=1, period=4)"),
+        (fs.PostLocalSGD(1.0, 4), "post_local_sgd(switch_at=1.0, period=4)"),
+        (
+            fs.HouseholdShards(8, 2, inside=fs.FineGrained(2)),
+            "household_shards(households=8, shards=2, inside=fine_grained(copies=2))",
+        ),
+        (fs.Sampling("shuffle_once"), "sampling(order=shuffle_once)"),
+        (fs.Warmup(5) * fs.Cosine(), "warmup(epochs=5.0) * cosine"),
+        (
+            fs.Warmup(5) * (fs.Cosine() * fs.StepDecay((0.5,))),
+            "warmup(epochs=5.0) * (cosine * step_decay(at=(0.5,)))",
+        ),
+        (fs.BatchGrowth(32, (0.5,), 4), "batch_growth(initial=32, at=(0.5,), factor=4.0)"),
+        (fs.Network.preset("wan-100m"), "wan-100m"),
+        (fs.Network(0.0, math.inf), "ideal"),
+        (
+            fs.Network(0.01, math.inf, fs.Network.preset("lan-10g"), 8),
+            "network(latency_seconds=0.01, bytes_per_second=inf, inside='lan-10g', "
+            "household_size=8)",
+        ),
+        (
+            fs.Network(0.01, 1e7, fs.Link(0, 1e9), 8),
+            "network(latency_seconds=0.01, bytes_per_second=10000000.0, "
+            "inside=link(latency_seconds=0.0, bytes_per_second=1000000000.0), household_size=8)",
+        ),
+        (
+            fs.Compute(0.02, 0.1, {5: 1.5, 3: 2}),
+            "compute(seconds=0.02, jitter=0.1, slow={3: 2.0, 5: 1.5})",
+        ),
+        (fs.Compute.measured(), "measured"),
+        (fs.OptimizerSpec("adam", lr=0.01, betas=(0.9, 0.99)), "adam(lr=0.01, betas=(0.9, 0.99))"),
+        (
+            fs.OptimizerSpec(
+                "two_stage",
+                first=fs.OptimizerSpec("sgd", lr=0.1),
+                second=fs.OptimizerSpec("adam"),
+                warmup_epochs=5,
+            ),
+            "two_stage(first=sgd(lr=0.1), second=adam, warmup_epochs=5.0)",
+        ),
+    ],
+)
+def test_specs_are_written_as_calls_without_their_defaults(spec, text):
+    assert written(spec) == text
+    kind = next(kind for kind, _ in EVERY_CLASS if isinstance(spec, kind))
+    assert read(kind, text) == spec
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (fs.Codec, " top_k( 0.01 ) ", fs.TopK(0.01)),
+        (fs.Strategy, "local_sgd(8, codec='top_k(0.01)')", fs.LocalSGD(8, codec=fs.TopK(0.01))),
+        (fs.Strategy, "easgd(period=4, mode='sync')", fs.EASGD(4, mode="sync")),
+        (fs.Strategy, "diloco(8, nesterov=False)", fs.DiLoCo(8, nesterov=False)),
+        (fs.Strategy, "local_sgd(None)", fs.LocalSGD(None)),
+        (fs.Strategy, "async_sgd(+0.5, delay_compensation=1)", fs.AsyncSGD(0.5, False, 1.0)),
+        (fs.Schedule, "step_decay(at=0.5)", fs.StepDecay((0.5,))),
+        (fs.Schedule, "step_decay(at=[0.5, 0.7])", fs.StepDecay((0.5, 0.7))),
+        (fs.Network, "wifi", fs.Network.preset("wifi")),
+        (fs.Network, "'wan-100m'", fs.Network.preset("wan-100m")),
+        (
+            fs.Network,
+            "network(1e-2, 12.5e6, inside=wifi, household_size=2)",
+            fs.Network(1e-2, 12.5e6, fs.Network.preset("wifi"), 2),
+        ),
+        (fs.OptimizerSpec, "AdamW(lr=1e-4)", fs.OptimizerSpec("adamw", lr=1e-4)),
+    ],
+)
+def test_many_spellings_are_read(kind, text, expected):
+    assert read(kind, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (fs.Codec, "two_bits", "unknown codec 'two_bits'; known: float16, "),
+        (fs.Codec, "top_k", "'ratio' of top_k must be given: codec=top_k(ratio=…)"),
+        (fs.Codec, "top_k(1, 2)", "'codec' must give top_k at most 1 values (got 'top_k(1, 2)')"),
+        (fs.Codec, "top_k(rate=1)", "unknown field of top_k 'rate'; known: ratio"),
+        (fs.Codec, "top_k(0.5, ratio=0.5)", "'codec' must be a codec such as one_bit"),
+        (fs.Codec, "top_k(ratio=lots)", "'ratio' must be float (got 'lots')"),
+        (fs.Codec, "top_k(ratio=True)", "'ratio' must be float (got True)"),
+        (fs.Codec, "top_k(ratio=1j)", "'ratio' must be float (got 1j)"),
+        (fs.Codec, "((", "'codec' must be a codec such as one_bit"),
+        (fs.Codec, "", "'codec' must be a codec such as one_bit"),
+        (fs.Codec, "\0", "'codec' must be a codec such as one_bit"),
+        (fs.Codec, "(" * 9999, "'codec' must be a codec such as one_bit"),
+        (fs.Codec, "fs.TopK(0.1)", "'codec' must be a codec such as one_bit"),
+        (fs.Codec, "top_k(ratio=open('x'))", "'codec' must be a codec such as one_bit"),
+        (fs.Strategy, "local_sgd(2.5)", "'period' must be int or none (got 2.5)"),
+        (fs.Strategy, "local_sgd(8, codec=1)", "'codec' must be "),
+        (fs.Strategy, "local_sgd(0)", "'period' must be at least 1 (got 0)"),
+        (fs.Schedule, "cosine + cosine", "'schedule' must be a schedule such as cosine or"),
+        (fs.Schedule, "step_decay(at=half)", "'at' must be numbers such as 0.5,0.75 (got 'half')"),
+        (fs.Network, "moon", "unknown network 'moon'; known: ideal"),
+        (fs.Network, "wan-200m", "'network' must be a network such as wan-100m"),
+        (fs.Network, "link(0.1, 1)", "unknown network 'link'; known: "),
+        (fs.Compute, "compute(slow={3: fast})", "'slow' must be float (got 'fast')"),
+        (fs.Compute, "compute(slow={**x})", "'slow' must be float (got 'x')"),
+        (fs.OptimizerSpec, "moon", "unknown optimizer 'moon'; known: adadelta, "),
+        (fs.OptimizerSpec, "adam(betas=0.9)", "'betas' must be 2 values (got (0.9,))"),
+        (fs.OptimizerSpec, "two_stage(sgd, adam)", "'warmup_epochs' of two_stage must be given"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(kind, text, message):
+    with pytest.raises((InvalidField, UnknownName)) as caught:
+        read(kind, text)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@dataclass(frozen=True)
+class Nameless(fs.Strategy[None]):
+    """Of a script."""
+
+    name: ClassVar[str] = "nameless"
+    value: Any = None
+
+
+class Impostor(fs.SyncSGD):
+    """With the name of another."""
+
+
+def test_a_class_that_its_name_does_not_give_cannot_be_written():
+    with pytest.raises(
+        SpecError, match=r"^Nameless cannot be written as text: no strategy is called 'nameless'"
+    ):
+        written(Nameless())
+    with pytest.raises(SpecError, match=r"^Impostor .*: another strategy is called 'sync_sgd'"):
+        written(Impostor())
+
+
+def test_the_fields_of_a_class_elsewhere_are_read_without_types_that_can_be_found(monkeypatch):
+    monkeypatch.setitem(Nameless.__annotations__, "value", "NotImported")
+    monkeypatch.setattr("flockstep.strategies.STRATEGIES", {"nameless": Nameless})
+    for value in (None, True, 3, 2.5, -math.inf, "text", "none", "two words", (1, ("a",)), {1: 2}):
+        assert read(fs.Strategy, written(Nameless(value))) == Nameless(value)
+    with pytest.raises(SpecError, match=r"^a object cannot be written as text"):
+        written(Nameless(object()))
