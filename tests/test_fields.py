@@ -1,4 +1,6 @@
-"""Every field of every recipe with a value that is wrong, and what is said."""
+"""The rules for fields; every field of every recipe with a value that is wrong, and what is
+said.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flockstep.optimizers as optimizers
 import flockstep.schedules as schedules
 from flockstep.data.batch_growth import BatchGrowth
 from flockstep.errors import InvalidField
+from flockstep.fields import require_flag, require_number
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
 from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
@@ -155,3 +160,58 @@ def test_public_names_are_sorted_and_documented():
         names = package.__all__
         assert names == sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
         assert all(inspect.getdoc(getattr(package, name)) for name in names)
+
+
+# --- the rules themselves -------------------------------------------------------------------------
+
+BOUNDS = st.sampled_from([-1, 0, 0.5, 1])
+NUMBERS = st.sampled_from([-2, -1, 0, 0.5, 1, 2.0, math.inf, -math.inf, math.nan]) | st.floats()
+
+
+@given(
+    NUMBERS,
+    st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(("above", "at_least", "below", "at_most"), BOUNDS)
+        | {"finite": st.just(True)},
+    ),
+)
+def test_a_number_is_taken_if_and_only_if_all_its_bounds_hold(value, bounds):
+    holds = [
+        not math.isnan(value) or not bounds,
+        "above" not in bounds or value > bounds["above"],
+        "at_least" not in bounds or value >= bounds["at_least"],
+        "below" not in bounds or value < bounds["below"],
+        "at_most" not in bounds or value <= bounds["at_most"],
+        "finite" not in bounds or math.isfinite(value),
+    ]
+    if all(holds):
+        require_number("size", value, **bounds)
+    else:
+        with pytest.raises(InvalidField, match=r"^'size' must be .* \(got "):
+            require_number("size", value, **bounds)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "rule"),
+    [
+        ({}, "1", "be a number"),
+        ({}, True, "be a number"),
+        ({"above": 0}, 0, "be above 0"),
+        ({"above": 0, "finite": True}, math.inf, "be above 0 and finite"),
+        ({"at_least": 0, "finite": True}, math.nan, "be at least 0 and finite"),
+        ({"at_least": 0, "below": 1}, 1, "be at least 0 and below 1"),
+        ({"above": 0, "at_most": 1}, 1.5, "be above 0 and at most 1"),
+        ({"at_least": 0.001, "at_most": 3600}, 0, "be between 0.001 and 3600"),
+    ],
+)
+def test_the_rule_is_in_the_message(bounds, value, rule):
+    with pytest.raises(InvalidField) as raised:
+        require_number("size", value, **bounds)
+    assert str(raised.value) == f"'size' must {rule} (got {value!r})"
+
+
+def test_a_flag_is_true_or_false():
+    require_flag("nesterov", False)
+    with pytest.raises(InvalidField, match=r"^'nesterov' must be True or False \(got 1\)$"):
+        require_flag("nesterov", 1)

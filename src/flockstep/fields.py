@@ -27,38 +27,37 @@ def require_integer(field: str, value: object, minimum: int) -> None:
     require(value >= minimum, field, f"be at least {minimum}", value)
 
 
-def require_between(field: str, value: float, low: float, high: float) -> None:
-    """A number in the closed interval [low, high]; NaN is in no interval."""
-    require_number(field, value)
-    require(low <= value <= high, field, f"be between {low:g} and {high:g}", value)
+def require_number(
+    field: str,
+    value: float,
+    *,
+    above: float = -math.inf,
+    at_least: float = -math.inf,
+    below: float = math.inf,
+    at_most: float = math.inf,
+    finite: bool = False,
+) -> None:
+    """A number within these bounds; True is no number here, and NaN is within none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidField(f"{field!r} must be a number (got {value!r})")
 
-
-def require_number(field: str, value: object) -> None:
-    require(
-        isinstance(value, int | float) and not isinstance(value, bool), field, "be a number", value
-    )
+    bounds = [
+        (value > above, above, f"above {above:g}"),
+        (value >= at_least, at_least, f"at least {at_least:g}"),
+        (value < below, below, f"below {below:g}"),
+        (value <= at_most, at_most, f"at most {at_most:g}"),
+    ]
+    given = [(holds, words) for holds, bound, words in bounds if math.isfinite(bound)]
+    if finite:
+        given.append((math.isfinite(value), "finite"))
+    rule = " and ".join(words for _, words in given)
+    if math.isfinite(at_least) and math.isfinite(at_most):
+        rule = f"between {at_least:g} and {at_most:g}"
+    require(all(holds for holds, _ in given), field, f"be {rule}", value)
 
 
 def require_choice(field: str, value: object, choices: Collection[object]) -> None:
     require(value in choices, field, "be one of " + ", ".join(map(repr, choices)), value)
-
-
-def require_above(field: str, value: float, bound: float) -> None:
-    """A finite number above `bound`."""
-    require_number(field, value)
-    require(bound < value < math.inf, field, f"be above {bound:g} and finite", value)
-
-
-def require_at_least(field: str, value: float, bound: float) -> None:
-    """A finite number of at least `bound`."""
-    require_number(field, value)
-    require(bound <= value < math.inf, field, f"be at least {bound:g} and finite", value)
-
-
-def require_share(field: str, value: float) -> None:
-    """A number that is at least 0 and below 1, as momentum is."""
-    require_number(field, value)
-    require(0 <= value < 1, field, "be at least 0 and below 1", value)
 
 
 def require_flag(field: str, value: object) -> None:
@@ -70,7 +69,7 @@ def require_rate(field: str, value: float | Tensor) -> None:
     if isinstance(value, Tensor):
         require(value.numel() == 1, field, "be one number", value)
         value = float(value)
-    require_at_least(field, value, 0)
+    require_number(field, value, at_least=0, finite=True)
 
 
 def require_marks(field: str, value: object) -> None:

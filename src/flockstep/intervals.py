@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from flockstep.errors import InvalidField
-from flockstep.fields import fitted, require_above, require_choice, require_integer
+from flockstep.fields import fitted, require_choice, require_integer, require_number
 
 UNITS = ("epochs", "steps", "seconds")
 
@@ -39,7 +39,7 @@ class Interval:
     def __post_init__(self) -> None:
         require_choice("unit", self.unit, UNITS)
         if self.unit == "seconds":
-            require_above("count", self.count, 0)
+            require_number("count", self.count, above=0, finite=True)
             object.__setattr__(self, "count", float(self.count))
         else:
             require_integer("count", self.count, 1)

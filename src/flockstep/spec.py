@@ -20,14 +20,7 @@ from torch.optim import Optimizer
 from flockstep.backends import ON_FAILURE, Backend, Compute, Simulator
 from flockstep.data import Assignment, BatchGrowth, Disjoint, Sampling
 from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName
-from flockstep.fields import (
-    fitted,
-    require,
-    require_above,
-    require_at_least,
-    require_choice,
-    require_integer,
-)
+from flockstep.fields import fitted, require, require_choice, require_integer, require_number
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import Network
@@ -250,7 +243,7 @@ class RunSpec:
             names = " and ".join(map(repr, budgets))
             raise InvalidField(f"{names} must not be given together: one budget (got {values})")
         if self.seconds is not None:
-            require_above("seconds", self.seconds, 0)
+            require_number("seconds", self.seconds, above=0, finite=True)
         if self.target is not None:
             require(math.isfinite(self.target), "target", "be finite", self.target)
         require_integer("seed", self.seed, 0)
@@ -260,7 +253,7 @@ class RunSpec:
 
     def _check_rate(self) -> None:
         if self.lr is not None:
-            require_at_least("lr", self.lr, 0)
+            require_number("lr", self.lr, at_least=0, finite=True)
         if self.optimizer is None:
             return
         if self.lr is not None and self.optimizer.gives_lr:

@@ -16,7 +16,6 @@ LINK = fs.Link(latency_seconds=0.5, bytes_per_second=4.0)  # α = 1/2, β = 1/4
     ("seconds", "expected"),
     [
         (costs.all_reduce_seconds(LINK, 4, 8), 2 * 3 * 0.5 + 2 * 3 / 4 * 8 / 4),
-        (costs.tree_all_reduce_seconds(LINK, 5, 8), 2 * 3 * (0.5 + 2)),
         (costs.all_gather_seconds(LINK, 4, 8), 3 * (0.5 + 2)),
         (costs.broadcast_seconds(LINK, 9, 8), 4 * (0.5 + 2)),
         (costs.barrier_seconds(LINK, 8), 3 * 0.5),

@@ -17,7 +17,7 @@ from flockstep.codecs.base import (
     part_of,
 )
 from flockstep.codecs.bits import pack, packed_bytes, unpack
-from flockstep.fields import require, require_integer
+from flockstep.fields import require_integer, require_number
 from flockstep.randomness import borrowed_stream
 
 
@@ -50,7 +50,7 @@ class QSGD(Codec):
 
     def __post_init__(self) -> None:
         require_integer("levels", self.levels, 1)
-        require(self.levels <= 127, "levels", "be at most 127", self.levels)
+        require_number("levels", self.levels, at_most=127)
         require_integer("bucket", self.bucket, 1)
 
     @property

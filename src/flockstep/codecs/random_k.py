@@ -16,7 +16,8 @@ from flockstep.codecs.base import (
     on_cpu,
     part_of,
 )
-from flockstep.codecs.sparse import require_ratio, share_of
+from flockstep.codecs.sparse import share_of
+from flockstep.fields import require_number
 from flockstep.randomness import Purpose, numpy_stream, stream_seed
 
 HEADER = 8  # the number that the places follow from
@@ -49,7 +50,7 @@ class RandomK(Codec):
     ratio: float
 
     def __post_init__(self) -> None:
-        require_ratio(self.ratio)
+        require_number("ratio", self.ratio, above=0, at_most=1)
 
     def nbytes(self, elements: int, itemsize: int = 4) -> int:
         return HEADER + share_of(elements, self.ratio) * itemsize

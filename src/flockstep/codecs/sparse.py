@@ -6,15 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flockstep.fields import require, require_number
-
 SAMPLE = 1 << 15
 WORTH_SAMPLING = 1 << 18
-
-
-def require_ratio(ratio: float) -> None:
-    require_number("ratio", ratio)
-    require(0 < ratio <= 1, "ratio", "be above 0 and at most 1", ratio)
 
 
 def share_of(elements: int, ratio: float) -> int:

@@ -37,8 +37,7 @@ class Threshold(Codec):
     tau: float
 
     def __post_init__(self) -> None:
-        require_number("tau", self.tau)
-        require(self.tau > 0, "tau", "be above 0", self.tau)
+        require_number("tau", self.tau, above=0)
 
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         require(tensor.numel() < 1 << 30, "tensor", "have less than 2^30 elements", tensor.numel())

@@ -14,7 +14,8 @@ from flockstep.codecs.base import (
     as_message,
     part_of,
 )
-from flockstep.codecs.sparse import largest, require_ratio, share_of
+from flockstep.codecs.sparse import largest, share_of
+from flockstep.fields import require_number
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TopK(Codec):
     ratio: float
 
     def __post_init__(self) -> None:
-        require_ratio(self.ratio)
+        require_number("ratio", self.ratio, above=0, at_most=1)
 
     def nbytes(self, elements: int, itemsize: int = 4) -> int:
         return share_of(elements, self.ratio) * (4 + itemsize)

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flockstep.fields import require, require_above, require_integer, require_marks
+from flockstep.fields import require, require_integer, require_marks, require_number
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BatchGrowth:
     def __post_init__(self) -> None:
         require_integer("initial", self.initial, 1)
         require_marks("at", self.at)
-        require_above("factor", self.factor, 1)
+        require_number("factor", self.factor, above=1, finite=True)
         if self.maximum is not None:
             require_integer("maximum", self.maximum, 1)
             require(

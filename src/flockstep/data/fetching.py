@@ -24,7 +24,7 @@ from urllib.parse import quote, urljoin
 from flockstep.data.datasets import DataSet
 from flockstep.data.files import Archive, DataFile, Partial
 from flockstep.errors import DataError
-from flockstep.fields import require, require_between, require_integer
+from flockstep.fields import require, require_integer, require_number
 
 Watch = Callable[[str, int, int | None], None]
 
@@ -154,9 +154,11 @@ class _Link:
         require(bool(self.mirrors), "mirrors", "be one or more addresses", self.mirrors)
         for mirror in self.mirrors:
             require(mirror.startswith(SCHEMES), "mirrors", "start with http:// or https://", mirror)
-        require_between("timeout", self.timeout, 0.001, 3600)
+        require_number("timeout", self.timeout, at_least=0.001, at_most=3600)
         require_integer("attempts", self.attempts, 1)
-        require_between("pause_seconds", self.pause_seconds, 0, LONGEST_PAUSE_SECONDS)
+        require_number(
+            "pause_seconds", self.pause_seconds, at_least=0, at_most=LONGEST_PAUSE_SECONDS
+        )
         require_integer("limit_bytes", self.limit_bytes, 1)
 
     def fill(self, part: Partial, file: DataFile, accept: Callable[[], None]) -> None:

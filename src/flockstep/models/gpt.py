@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flockstep.fields import require, require_between, require_integer
+from flockstep.fields import require, require_integer, require_number
 
 
 class GPT(nn.Module):
@@ -51,7 +51,7 @@ class GPT(nn.Module):
         for field, value in sizes.items():
             require_integer(field, value, 1)
         require(width % heads == 0, "width", f"be a multiple of the {heads} heads", width)
-        require_between("dropout", dropout, 0, 1)
+        require_number("dropout", dropout, at_least=0, at_most=1)
         self.context = context
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)

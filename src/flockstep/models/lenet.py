@@ -29,8 +29,8 @@ class LeNet5(nn.Module):
 class LeNet(nn.Module):
     """The wide LeNet, convolutions to 20 and 50 maps and a linear layer of 500: 656,080 parameters.
 
-    Paper: Ye et al., "PSO-PS: parameter synchronization with particle swarm optimization for
-    distributed training of deep neural networks", 2020, which trains "LeNet, 0.665 M parameters" on
+    Paper: Ye, Han, Sun, Lv, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
+    Distributed Training of Deep Neural Networks", 2020, which trains "LeNet, 0.665 M parameters" on
     MNIST. Unclear: the paper gives the count and no layers. Chosen: the 20–50–500 LeNet that came
     with many frameworks, padded by 2 before its first convolution (28 → 14 → 10 → 5), which comes
     closest, 1.3 % below; ReLU after every layer."""

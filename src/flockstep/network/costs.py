@@ -21,11 +21,6 @@ def all_reduce_seconds(link: Link, workers: int, nbytes: float) -> float:
     return steps * link.latency_seconds + steps / workers * nbytes / link.bytes_per_second
 
 
-def tree_all_reduce_seconds(link: Link, workers: int, nbytes: float) -> float:
-    """2⌈log₂w⌉(α + nβ): reduce up a binomial tree, broadcast down it."""
-    return 2 * _rounds(workers) * link.seconds(nbytes)
-
-
 def all_gather_seconds(link: Link, workers: int, nbytes: float) -> float:
     """(w−1)(α + nβ); with tensors of different sizes, n is the largest."""
     return (workers - 1) * link.seconds(nbytes)

@@ -18,11 +18,8 @@ class Link:
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        require_number("latency_seconds", self.latency_seconds)
-        require_number("bytes_per_second", self.bytes_per_second)
-        finite = math.isfinite(self.latency_seconds) and self.latency_seconds >= 0
-        require(finite, "latency_seconds", "be finite and at least 0", self.latency_seconds)
-        require(self.bytes_per_second > 0, "bytes_per_second", "be above 0", self.bytes_per_second)
+        require_number("latency_seconds", self.latency_seconds, at_least=0, finite=True)
+        require_number("bytes_per_second", self.bytes_per_second, above=0)
 
     def seconds(self, nbytes: float) -> float:
         """α + nβ: one message of `nbytes`."""

@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from flockstep.fields import (
-    require,
-    require_above,
-    require_at_least,
-    require_flag,
-    require_rate,
-    require_share,
-)
+from flockstep.fields import require, require_flag, require_number, require_rate
 from flockstep.optimizers.foreach import (
     ForeachOptimizer,
     Settings,
@@ -76,9 +69,9 @@ class LAMB(ForeachOptimizer):
             isinstance(betas, tuple | list) and len(betas) == 2, "betas", "be two numbers", betas
         )
         for beta in betas:
-            require_share("betas", beta)
-        require_above("eps", settings["eps"], 0)
-        require_at_least("weight_decay", settings["weight_decay"], 0)
+            require_number("betas", beta, at_least=0, below=1)
+        require_number("eps", settings["eps"], above=0, finite=True)
+        require_number("weight_decay", settings["weight_decay"], at_least=0, finite=True)
         require_flag("adapt_vectors", settings["adapt_vectors"])
 
     def _update(self, group: Settings, parameters: list[Tensor], gradients: list[Tensor]) -> None:

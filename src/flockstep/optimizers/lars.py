@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from flockstep.fields import (
-    require_above,
-    require_at_least,
-    require_flag,
-    require_rate,
-    require_share,
-)
+from flockstep.fields import require_flag, require_number, require_rate
 from flockstep.optimizers.foreach import (
     ForeachOptimizer,
     Settings,
@@ -71,10 +65,10 @@ class LARS(ForeachOptimizer):
 
     def _check(self, settings: Settings) -> None:
         require_rate("lr", settings["lr"])
-        require_share("momentum", settings["momentum"])
-        require_at_least("weight_decay", settings["weight_decay"], 0)
-        require_above("trust", settings["trust"], 0)
-        require_at_least("eps", settings["eps"], 0)
+        require_number("momentum", settings["momentum"], at_least=0, below=1)
+        require_number("weight_decay", settings["weight_decay"], at_least=0, finite=True)
+        require_number("trust", settings["trust"], above=0, finite=True)
+        require_number("eps", settings["eps"], at_least=0, finite=True)
         require_flag("adapt_vectors", settings["adapt_vectors"])
 
     def _update(self, group: Settings, parameters: list[Tensor], gradients: list[Tensor]) -> None:

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from flockstep.fields import (
-    require_above,
-    require_at_least,
-    require_rate,
-    require_share,
-)
+from flockstep.fields import require_number, require_rate
 from flockstep.optimizers.foreach import ForeachOptimizer, Settings
 from flockstep.schedules import Progress
 
@@ -92,13 +87,13 @@ class RMSpropWarmup(ForeachOptimizer):
 
     def _check(self, settings: Settings) -> None:
         require_rate("lr", settings["lr"])
-        require_share("momentum", settings["momentum"])
-        require_at_least("weight_decay", settings["weight_decay"], 0)
-        require_at_least("rmsprop_lr", settings["rmsprop_lr"], 0)
-        require_share("smoothing", settings["smoothing"])
-        require_above("eps", settings["eps"], 0)
-        require_at_least("center", settings["center"], 0)
-        require_above("period", settings["period"], 0)
+        require_number("momentum", settings["momentum"], at_least=0, below=1)
+        require_number("weight_decay", settings["weight_decay"], at_least=0, finite=True)
+        require_number("rmsprop_lr", settings["rmsprop_lr"], at_least=0, finite=True)
+        require_number("smoothing", settings["smoothing"], at_least=0, below=1)
+        require_number("eps", settings["eps"], above=0, finite=True)
+        require_number("center", settings["center"], at_least=0, finite=True)
+        require_number("period", settings["period"], above=0, finite=True)
 
     def _update(self, group: Settings, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         if group["weight_decay"]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from flockstep.errors import InvalidField
-from flockstep.fields import require, require_at_least
+from flockstep.fields import require, require_number
 from flockstep.schedules import Progress
 
 Make = Callable[[Any], Optimizer]
@@ -39,7 +39,7 @@ class TwoStage(Optimizer):
     """
 
     def __init__(self, params: ParamsT, first: Make, second: Make, warmup_epochs: float) -> None:
-        require_at_least("warmup_epochs", warmup_epochs, 0)
+        require_number("warmup_epochs", warmup_epochs, at_least=0, finite=True)
         groups = _groups(params)
         stages = []
         for field, make in (("first", first), ("second", second)):

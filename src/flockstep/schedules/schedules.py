@@ -12,14 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flockstep.errors import unknown_name
-from flockstep.fields import (
-    require,
-    require_above,
-    require_at_least,
-    require_between,
-    require_marks,
-    require_number,
-)
+from flockstep.fields import require, require_marks, require_number
 from flockstep.schedules.progress import Progress
 
 
@@ -127,8 +120,8 @@ class Warmup(Schedule):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        require_at_least("epochs", self.epochs, 0)
-        require_between("start", self.start, 0, 1)
+        require_number("epochs", self.epochs, at_least=0, finite=True)
+        require_number("start", self.start, at_least=0, at_most=1)
 
     def factor(self, progress: Progress) -> float:
         return _ramp(self.start, 1.0, progress.epoch, self.epochs)
@@ -156,8 +149,8 @@ class LinearScaling(Schedule):
     warmup_epochs: float = 5.0
 
     def __post_init__(self) -> None:
-        require_above("scale", self.scale, 0)
-        require_at_least("warmup_epochs", self.warmup_epochs, 0)
+        require_number("scale", self.scale, above=0, finite=True)
+        require_number("warmup_epochs", self.warmup_epochs, at_least=0, finite=True)
 
     def factor(self, progress: Progress) -> float:
         return _ramp(1.0, self.scale, progress.epoch, self.warmup_epochs)
@@ -186,8 +179,7 @@ class StepDecay(Schedule):
 
     def __post_init__(self) -> None:
         require_marks("at", self.at)
-        require_number("gamma", self.gamma)
-        require(0 < self.gamma <= 1, "gamma", "be above 0 and at most 1", self.gamma)
+        require_number("gamma", self.gamma, above=0, at_most=1)
 
     def factor(self, progress: Progress) -> float:
         return float(self.gamma ** bisect_right(self.at, progress.fraction))
@@ -212,8 +204,8 @@ class Polynomial(Schedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        require_above("power", self.power, 0)
-        require_between("end", self.end, 0, 1)
+        require_number("power", self.power, above=0, finite=True)
+        require_number("end", self.end, at_least=0, at_most=1)
 
     def factor(self, progress: Progress) -> float:
         return _mix(self.end, 1.0, (1 - progress.fraction) ** self.power)
@@ -239,7 +231,7 @@ class Cosine(Schedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        require_between("end", self.end, 0, 1)
+        require_number("end", self.end, at_least=0, at_most=1)
 
     def factor(self, progress: Progress) -> float:
         return _mix(self.end, 1.0, (1 + math.cos(math.pi * progress.fraction)) / 2)
@@ -271,9 +263,8 @@ class FinalCollapse(Schedule):
     power: float = 2.0
 
     def __post_init__(self) -> None:
-        require_number("at", self.at)
-        require(0 < self.at < 1, "at", "be above 0 and below 1", self.at)
-        require_at_least("power", self.power, 1)
+        require_number("at", self.at, above=0, below=1)
+        require_number("power", self.power, at_least=1, finite=True)
 
     def factor(self, progress: Progress) -> float:
         left, at_mark = 1 - progress.fraction, 1 - self.at

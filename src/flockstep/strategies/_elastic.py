@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flockstep.comm import SharedTensor
-from flockstep.fields import require_between
+from flockstep.fields import require_number
 from flockstep.strategies._state import handle
 
 if TYPE_CHECKING:
@@ -61,4 +61,4 @@ def moving_rate(alpha: float | None, members: int) -> float:
 
 def require_alpha(alpha: float | None) -> None:
     if alpha is not None:
-        require_between("alpha", alpha, 0, 1)
+        require_number("alpha", alpha, at_least=0, at_most=1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flockstep.fields import require, require_integer, require_number
+from flockstep.fields import require_integer, require_number
 from flockstep.optimizers import learning_rate
 from flockstep.strategies.base import Strategy
 
@@ -61,8 +61,7 @@ class AdaComm(Strategy[AdaCommState]):
 
     def __post_init__(self) -> None:
         require_integer("initial_period", self.initial_period, 1)
-        require_number("interval_seconds", self.interval_seconds)
-        require(self.interval_seconds > 0, "interval_seconds", "be above 0", self.interval_seconds)
+        require_number("interval_seconds", self.interval_seconds, above=0)
 
     def init(self, worker: Worker) -> AdaCommState:
         return AdaCommState(self.initial_period, self.interval_seconds)

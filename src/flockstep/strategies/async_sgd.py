@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from flockstep.comm import SharedTensor
-from flockstep.fields import require, require_number
+from flockstep.fields import require_flag, require_number
 from flockstep.strategies._server import Server
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
-from flockstep.strategies.eamsgd import require_momentum
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -68,20 +67,9 @@ class AsyncSGD(Strategy[AsyncSGDState]):
     delay_compensation: float = 0.0
 
     def __post_init__(self) -> None:
-        require_momentum(self.momentum)
-        require(
-            isinstance(self.staleness_aware, bool),
-            "staleness_aware",
-            "be True or False",
-            self.staleness_aware,
-        )
-        require_number("delay_compensation", self.delay_compensation)
-        require(
-            self.delay_compensation >= 0,
-            "delay_compensation",
-            "be at least 0",
-            self.delay_compensation,
-        )
+        require_number("momentum", self.momentum, at_least=0, below=1)
+        require_flag("staleness_aware", self.staleness_aware)
+        require_number("delay_compensation", self.delay_compensation, at_least=0)
 
     @property
     def waits(self) -> bool:

@@ -90,10 +90,8 @@ class Codistillation(Strategy[CodistillationState]):
         require_integer("groups", self.groups, 2)
         require_integer("exchange_period", self.exchange_period, 1)
         require_integer("burn_in", self.burn_in, 0)
-        require_number("weight", self.weight)
-        require(self.weight >= 0, "weight", "be at least 0", self.weight)
-        require_number("temperature", self.temperature)
-        require(self.temperature > 0, "temperature", "be above 0", self.temperature)
+        require_number("weight", self.weight, at_least=0)
+        require_number("temperature", self.temperature, above=0)
         require_choice("topology", self.topology, ("ring", "complete"))
 
     def init(self, worker: Worker) -> CodistillationState:

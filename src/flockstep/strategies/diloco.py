@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.codecs import Codec
-from flockstep.fields import (
-    require,
-    require_between,
-    require_integer,
-    require_number,
-)
+from flockstep.fields import require_flag, require_integer, require_number
 from flockstep.strategies._compressed import Averager, require_codec
 from flockstep.strategies.base import Strategy
 
@@ -67,10 +62,9 @@ class DiLoCo(Strategy[DiLoCoState]):
 
     def __post_init__(self) -> None:
         require_integer("period", self.period, 1)
-        require_number("outer_lr", self.outer_lr)
-        require(self.outer_lr >= 0, "outer_lr", "be at least 0", self.outer_lr)
-        require_between("outer_momentum", self.outer_momentum, 0, 1)
-        require(isinstance(self.nesterov, bool), "nesterov", "be True or False", self.nesterov)
+        require_number("outer_lr", self.outer_lr, at_least=0)
+        require_number("outer_momentum", self.outer_momentum, at_least=0, at_most=1)
+        require_flag("nesterov", self.nesterov)
         require_codec(self.codec)
 
     def init(self, worker: Worker) -> DiLoCoState:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.fields import require, require_integer, require_number
+from flockstep.fields import require_integer, require_number
 from flockstep.strategies._elastic import Centre, require_alpha
 from flockstep.strategies.base import Strategy
 
@@ -55,7 +55,7 @@ class EAMSGD(Strategy[EAMSGDState]):
     def __post_init__(self) -> None:
         require_integer("period", self.period, 1)
         require_alpha(self.alpha)
-        require_momentum(self.momentum)
+        require_number("momentum", self.momentum, at_least=0, below=1)
 
     def init(self, worker: Worker) -> EAMSGDState:
         return EAMSGDState(
@@ -82,8 +82,3 @@ class EAMSGD(Strategy[EAMSGDState]):
     def finish(self, worker: Worker, state: EAMSGDState) -> None:
         state.centre.value.retire()
         state.centre.become(worker)
-
-
-def require_momentum(momentum: float) -> None:
-    require_number("momentum", momentum)
-    require(0 <= momentum < 1, "momentum", "be at least 0 and below 1", momentum)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flockstep.comm import SharedTensor
-from flockstep.fields import require_between
+from flockstep.fields import require_number
 from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
@@ -58,7 +58,7 @@ class GoSGD(Strategy[GoSGDState]):
     probability: float = 0.1
 
     def __post_init__(self) -> None:
-        require_between("probability", self.probability, 0, 1)
+        require_number("probability", self.probability, at_least=0, at_most=1)
 
     @property
     def waits(self) -> bool:

@@ -50,7 +50,8 @@ class Households(Strategy[HouseholdsState]):
         neighbourhood_period: between averages inside a neighbourhood. Periods must not shrink
             outwards.
 
-    Paper: Håland and Birkeland, "Data assignment in distributed deep learning", 2020.
+    Paper: Håland and Birkeland, "Exploring data assignment schemes when training deep neural
+    networks using data parallelism", 2020.
 
     Example:
         fs.run("digits-mlp", fs.Households(count=2, world_period=8), workers=4)

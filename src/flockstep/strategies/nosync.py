@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from flockstep.comm import broadcast_from_first, sum_at_first
-from flockstep.fields import (
-    require,
-    require_between,
-    require_choice,
-    require_integer,
-)
+from flockstep.fields import require, require_choice, require_integer, require_number
 from flockstep.strategies._ranking import SCORES, last_score, ranked
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
@@ -74,7 +69,7 @@ class NoSync(Strategy[NoSyncState]):
     score: str = "loss"
 
     def __post_init__(self) -> None:
-        require_between("pull", self.pull, 0, 1)
+        require_number("pull", self.pull, at_least=0, at_most=1)
         if self.best is not None:
             require_integer("best", self.best, 1)
         require_integer("period", self.period, 1)

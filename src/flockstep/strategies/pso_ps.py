@@ -67,7 +67,7 @@ class PSOPS(Strategy[PSOPSState]):
         random: whether r1 and r2 are one number each ("scalar") or one for each parameter
             ("vector").
 
-    Paper: Ye, Qi, Wang, Li, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
+    Paper: Ye, Han, Sun, Lv, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
     Distributed Training of Deep Neural Networks", 2020.
 
     Example:
@@ -87,8 +87,7 @@ class PSOPS(Strategy[PSOPSState]):
         require_integer("period", self.period, 1)
         for field in ("c1", "c2", "inertia_max", "inertia_min"):
             value = getattr(self, field)
-            require_number(field, value)
-            require(value >= 0, field, "be at least 0", value)
+            require_number(field, value, at_least=0)
         falls = self.inertia_min <= self.inertia_max
         require(
             falls, "inertia_min", f"be at most inertia_max, {self.inertia_max}", self.inertia_min

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.fields import (
-    require,
-    require_between,
-    require_integer,
-    require_number,
-)
+from flockstep.fields import require_integer, require_number
 from flockstep.optimizers import learning_rate
 from flockstep.strategies.base import Strategy
 
@@ -62,9 +57,8 @@ class SlowMo(Strategy[SlowMoState]):
 
     def __post_init__(self) -> None:
         require_integer("period", self.period, 1)
-        require_number("slow_lr", self.slow_lr)
-        require(self.slow_lr > 0, "slow_lr", "be above 0", self.slow_lr)
-        require_between("slow_momentum", self.slow_momentum, 0, 1)
+        require_number("slow_lr", self.slow_lr, above=0)
+        require_number("slow_momentum", self.slow_momentum, at_least=0, at_most=1)
 
     def init(self, worker: Worker) -> SlowMoState:
         return SlowMoState(worker.flat.state.clone(), torch.zeros_like(worker.flat.parameters))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 
-from flockstep.fields import require, require_number
+from flockstep.fields import require_number
 
 
 def settled_distance(pull: float, lr: float, noise: float) -> float:
     """The expected distance of two particles once they have settled: 2(1−β)ησ / (√π √(2β−β²))."""
-    require(0 < pull <= 1, "pull", "be above 0 and at most 1", pull)
+    require_number("pull", pull, above=0, at_most=1)
     return 2 * (1 - pull) * lr * noise / math.sqrt(math.pi * (2 * pull - pull**2))
 
 
@@ -32,6 +32,5 @@ def pull_within(step_lengths: float) -> float:
 
     The inverse of `settled_distance`: β = 1 − k √(π / (4 + πk²)).
     """
-    require_number("step_lengths", step_lengths)
-    require(step_lengths >= 0, "step_lengths", "be at least 0", step_lengths)
+    require_number("step_lengths", step_lengths, at_least=0)
     return 1 - step_lengths * math.sqrt(math.pi / (4 + math.pi * step_lengths**2))

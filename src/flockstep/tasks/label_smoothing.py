@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from flockstep.fields import require_share
+from flockstep.fields import require_number
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SmoothedLoss:
     smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        require_share("smoothing", self.smoothing)
+        require_number("smoothing", self.smoothing, at_least=0, below=1)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         inputs, labels = batch

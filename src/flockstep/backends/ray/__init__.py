@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flockstep.backends.base import Backend, Launch
 from flockstep.errors import FlockstepError
-from flockstep.fields import (
-    require,
-    require_choice,
-    require_integer,
-    require_number,
-)
+from flockstep.fields import require_choice, require_integer, require_number
 
 if TYPE_CHECKING:
     from flockstep.backends.ray.crew import Crew
@@ -53,8 +48,7 @@ class Ray(Backend):
         if homes is not None:
             require_integer("homes", homes, 1)
         for name, amount in (resources or {}).items():
-            require_number(f"resources[{name!r}]", amount)
-            require(amount >= 0, f"resources[{name!r}]", "be at least 0", amount)
+            require_number(f"resources[{name!r}]", amount, at_least=0)
         self.placement = placement
         self.household = household
         self.resources = {"CPU": 1.0} if resources is None else dict(resources)

@@ -21,7 +21,7 @@ from flockstep.backends.ray.parcel import Parcel, pack, unpack
 from flockstep.errors import FlockstepError, WorkerError, worker_error
 from flockstep.randomness import seed_torch
 
-STDOUT, STDERR = STREAMS = ("stdout", "stderr")
+STDOUT, STDERR = "stdout", "stderr"
 Printed = tuple[str, str]
 """The name of the stream, and whole lines."""
 

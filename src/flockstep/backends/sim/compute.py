@@ -28,10 +28,8 @@ class Compute:
     is_measured: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "jitter"):
-            value = getattr(self, name)
-            require_number(name, value)
-            require(math.isfinite(value) and value >= 0, name, "be finite and at least 0", value)
+        require_number("seconds", self.seconds, at_least=0, finite=True)
+        require_number("jitter", self.jitter, at_least=0, finite=True)
         for rank, factor in self.slow.items():
             require_integer("slow", rank, 0)
             require(
