@@ -23,6 +23,7 @@ from benchmarks import (
     on_torchrun,
     report,
     simulator,
+    tracing,
 )
 from benchmarks.harness import Benchmark, Outcome, run
 
@@ -32,6 +33,7 @@ BENCHMARKS = tuple(
         simulator,
         local,
         looks,
+        tracing,
         asynchronous,
         on_torchrun,
         on_ray,

@@ -112,18 +112,6 @@ class Meter:
 class _Call:
     """The call that a worker is in. There is one at a time, so the same object serves them all."""
 
-    __slots__ = (
-        "began",
-        "bytes_before",
-        "is_open",
-        "meter",
-        "name",
-        "of",
-        "peer",
-        "sent",
-        "waited",
-    )
-
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.is_open = False
