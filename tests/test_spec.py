@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.core_only import CoreOnly
+from tests.support.core_only import CoreOnly
 from tests.support.specs import EVERY_CLASS, run_specs, specs_of
 
 import flockstep as fs

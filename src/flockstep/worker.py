@@ -57,6 +57,8 @@ class Worker:
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
+        # Alone there is nobody to talk to: the hooks of the base class do nothing but step.
+        self._hooks: Strategy[Any] = strategy if comm.size > 1 else Strategy()
         self.schedule = schedule
         self._paced = optimizer if isinstance(optimizer, Paced) else None
         self.flat = FlatModel(model, comm.empty)
@@ -74,12 +76,8 @@ class Worker:
         with torch.no_grad(), comm.unmetered():
             for tensor in (self.flat.state, *outside_tensors(model)):
                 broadcast_from_first(comm, tensor, range(comm.size))
-            self.state = None if self.is_alone else strategy.init(self)
+            self.state = self._hooks.init(self)
         self._open_step()
-
-    @property
-    def is_alone(self) -> bool:
-        return self.comm.size == 1
 
     @property
     def epoch(self) -> int:
@@ -148,7 +146,7 @@ class Worker:
         """The loss with what the strategy adds to it. Call it before `backward`; most strategies
         add nothing.
         """
-        return loss if self.is_alone else self.strategy.on_loss(self, self.state, loss, batch)
+        return self._hooks.on_loss(self, self.state, loss, batch)
 
     def step(self, loss: Tensor | float, accuracy: float | None = None) -> None:
         """Use the gradients: exchange as the strategy says, step, and clear them for the next
@@ -159,40 +157,32 @@ class Worker:
         self.flat.collect_gradients()
         self._set_rates()
         with torch.no_grad():
-            if self.is_alone:
-                self.optimizer.step()
-            else:
-                self.strategy.on_gradients(self, self.state)
-                self.strategy.optimizer_step(self, self.state)
+            self._hooks.on_gradients(self, self.state)
+            self._hooks.optimizer_step(self, self.state)
             self.flat.gradients.zero_()
             self.steps += 1
-            if not self.is_alone:
-                self.strategy.after_step(self, self.state)
+            self._hooks.after_step(self, self.state)
         self._open_step()
 
     def finish(self) -> nn.Module:
         """End the training: make this worker's model the one that represents the run, and return
         it.
         """
-        if not self.is_alone:
-            with torch.no_grad():
-                self.strategy.finish(self, self.state)
+        with torch.no_grad():
+            self._hooks.finish(self, self.state)
         return self.model
 
     def preview(self) -> Tensor:
         """The flat state of the model that stands for the run now; all workers call it together."""
-        if self.is_alone:
-            return self.flat.state.clone()
-        return self.strategy.preview(self, self.state)
+        return self._hooks.preview(self, self.state)
 
     def counters(self) -> dict[str, Any]:
         """What hooks of a strategy may ask of a worker, beside its model."""
         return {name: getattr(self, name) for name in COUNTERS}
 
     def _open_step(self) -> None:
-        if not self.is_alone:
-            with torch.no_grad():
-                self.strategy.before_step(self, self.state)
+        with torch.no_grad():
+            self._hooks.before_step(self, self.state)
 
     def _set_rates(self) -> None:
         """What changes in the course of the training: an optimizer that has stages, and the

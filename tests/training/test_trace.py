@@ -11,7 +11,7 @@ import torch
 
 import flockstep as fs
 from flockstep.comm import EVENT_KINDS, Trace, events_per_worker
-from flockstep.report import require_trace_path, write_trace
+from flockstep.training.trace_file import require_trace_path, write_trace
 
 MOST_BYTES = 100e6
 
