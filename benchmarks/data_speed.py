@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flockstep as fs
 from benchmarks.harness import Benchmark, Case, Sample
-from flockstep.data import Assignment, batches
+from flockstep.data import Assignment, plan_batches
 from flockstep.data.datasets import MNIST_PIXELS, find_dataset
 from flockstep.data.sources import in_order
 
@@ -58,7 +58,7 @@ def _batches() -> list[Sample]:
     torch.set_num_threads(1)
     data = _mnist()
     ready = TensorDataset(*next(in_order(data, IMAGES))[0])
-    plan = batches.plan(data, BATCH, 1, fs.Disjoint(), None, workers=1, rank=0, seed=0)
+    plan = plan_batches(data, BATCH, 1, fs.Disjoint(), None, workers=1, rank=0, seed=0)
     ours = _samples_per_second(plan.batches(0, first_pass=0))
     loader = _samples_per_second(DataLoader(ready, BATCH, shuffle=True))
     return [Sample(ours / loader, {"Flockstep": ours, "DataLoader": loader})]

@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import flockstep as fs
-from flockstep.data.datasets import digits
 
-train, test = digits()
+train, test = fs.dataset("digits")
 
 
 def program(comm: fs.Comm) -> nn.Module:

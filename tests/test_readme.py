@@ -49,7 +49,8 @@ def commands() -> list[object]:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_the_commands_run(line, flockstep):
+def test_the_commands_run(line, flockstep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some of them leave a file
     program, *arguments = shlex.split(line)
     if program == "flockstep" and "ray" not in arguments:
         done = flockstep(*arguments)

@@ -286,8 +286,8 @@ def test_wrong_recipes_are_one_clear_line():
             r"'schedule' must be one such as fs.Cosine\(\) \(got 0.1\)",
         ),
         (
-            lambda: fs.run(task(), fs.SyncSGD(), workers=2, assignment="disjoint"),
-            r"'assignment' must be one such as fs.Disjoint\(\) \(got 'disjoint'\)",
+            lambda: fs.run(task(), fs.SyncSGD(), workers=2, assignment=3),
+            r"'assignment' must be one such as fs.Disjoint\(\) \(got 3\)",
         ),
         (
             lambda: fs.run(task(train=(X[:3], Y[:3])), fs.SyncSGD(), workers=4),

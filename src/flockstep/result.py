@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flockstep.backends import Backend
 from flockstep.errors import FlockstepError, ResultError, SpecError
-from flockstep.spec import RunSpec
+from flockstep.spec import BUDGETS, RunSpec
 from flockstep.tasks import TASKS, Task, find_task
 
 FORMAT = 2
@@ -197,20 +197,22 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
 
 def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
     """What a run was, in plain values: for tables, and for who has no Flockstep at hand."""
-    strategy = spec.strategy
-    schedule = task.schedule if spec.schedule is None else spec.schedule
+    strategy, whole = spec.strategy, spec.resolved()
+    names = [each.name for each in dataclasses.fields(strategy)]  # type: ignore[arg-type]
+    budgets = {name: getattr(whole, name) for name in BUDGETS}
     about: dict[str, Any] = {
         "task": task.name,
         "strategy": strategy.name,
-        "fields": dataclasses.asdict(strategy) if dataclasses.is_dataclass(strategy) else {},
+        "fields": {name: _plain(getattr(strategy, name)) for name in names},
         "workers": spec.workers,
         "backend": spec.backend if isinstance(spec.backend, str) else type(place).__name__,
         "settings": repr(place),  # of the backend: network, step times and lanes, defaults too
-        "epochs": task.epochs if spec.epochs is None else spec.epochs,
-        "batch_size": spec.batch_size,
+        **{name: value for name, value in budgets.items() if value is not None},
+        "batch_size": _plain(whole.batch_size),
+        "optimizer": repr(whole.optimizer or task.optimizer),
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
-        "schedule": repr(schedule),
+        "schedule": repr(whole.schedule),
         "seed": spec.seed,
         "versions": versions(),
     }
@@ -218,6 +220,11 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         return about | {"spec": json.loads(spec.to_json()), "id": spec.id}
     except SpecError as reason:  # a task that exists in a script only
         return about | {"spec": None, "not_written": str(reason)}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has as it is; the rest as Python would write it."""
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
 def _spec(config: dict[str, Any]) -> RunSpec | None:

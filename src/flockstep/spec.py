@@ -26,13 +26,13 @@ from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import Network
 from flockstep.notation import as_spec, written
 from flockstep.optimizers import OptimizerSpec
+from flockstep.randomness import require_seed
 from flockstep.schedules import Constant, Schedule
 from flockstep.strategies import Strategy
 from flockstep.tasks import TASKS, Task, find_task
 
 VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
-SEEDS = 2**63
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
 MEASURES = ("replicas", "spread", "staleness", "time")
 DEVICES = ("cpu", "cuda", "auto")
@@ -246,8 +246,7 @@ class RunSpec:
             require_number("seconds", self.seconds, above=0, finite=True)
         if self.target is not None:
             require(math.isfinite(self.target), "target", "be finite", self.target)
-        require_integer("seed", self.seed, 0)
-        require(self.seed < SEEDS, "seed", "be below 2**63", self.seed)
+        require_seed(self.seed)
         require_choice("on_failure", self.on_failure, ON_FAILURE)
         require_choice("device", self.device, DEVICES)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.comm import Comm, broadcast_from_first
-from flockstep.data import Assignment, BatchSize, Course, Disjoint, Sampling, batches
+from flockstep.data import Assignment, BatchSize, Course, Disjoint, Sampling, plan_batches
 from flockstep.errors import NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
@@ -120,7 +120,7 @@ class Worker:
         require_integer("resume_at", resume_at, 0)
         if steps is not None:
             require_integer("steps", steps, 1)
-        plan = batches.plan(
+        plan = plan_batches(
             dataset,
             batch_size,
             epochs,

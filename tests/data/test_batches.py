@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import flockstep as fs
-from flockstep.data import batches
+from flockstep.data import plan_batches
 from flockstep.data.sources import in_order, source_of
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 40)).filter(lambda pair: pair[0] >= pair[1])
@@ -39,7 +39,7 @@ SAMPLINGS = [
 
 
 def plan(data, batch_size, epochs=1, assignment=None, sampling=None, workers=1, rank=0, seed=0):
-    made = batches.plan(
+    made = plan_batches(
         data,
         batch_size,
         epochs,
@@ -111,7 +111,7 @@ def test_a_resumed_run_goes_on_with_the_very_next_batch(
     assignment, sampling, samples, batch_size, passes, data
 ):
     rank = data.draw(st.integers(0, 3))
-    made = batches.plan(
+    made = plan_batches(
         torch.arange(samples),
         batch_size,
         passes,
@@ -397,13 +397,13 @@ def noisy(random, x, y):
 
 def test_augmentation_is_for_training_alone_and_repeats_when_resumed():
     data = fs.InMemory(torch.zeros(12), torch.arange(12), augment=noisy)
-    made = batches.plan(data, 4, 2, fs.Disjoint(), None, workers=1, rank=0, seed=0)
+    made = plan_batches(data, 4, 2, fs.Disjoint(), None, workers=1, rank=0, seed=0)
     whole = [batch.data[0].tolist() for batch in made.batches(0, first_pass=0)]
     # Other noise for every sample in every epoch.
     assert len({value for batch in whole for value in batch}) == 24
     assert [batch.data[0].tolist() for batch in made.batches(4, first_pass=0)] == whole[4:]
     assert all(batch[0].eq(0).all() for batch, _ in in_order(data, 5))
-    other_rank = batches.plan(data, 4, 2, fs.FullOverlap(), None, workers=2, rank=1, seed=0)
+    other_rank = plan_batches(data, 4, 2, fs.FullOverlap(), None, workers=2, rank=1, seed=0)
     assert next(other_rank.batches(0, first_pass=0)).data[0].tolist() not in whole
 
 

@@ -243,11 +243,11 @@ def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), lanes=0),
          r"'lanes' must be at least 1 \(got 0\)"),
         (lambda: fs.Network.preset("lan-2g"), r"unknown network 'lan-2g'; known: ideal"),
-        (lambda: fs.Network(-1, 1), r"'latency_seconds' must be finite and at least 0 \(got -1\)"),
+        (lambda: fs.Network(-1, 1), r"'latency_seconds' must be at least 0 and finite \(got -1\)"),
         (lambda: fs.Network(0, 0), r"'bytes_per_second' must be above 0 \(got 0\)"),
         (lambda: fs.Network(0, 1, household_size=2),
          r"'household_size' must be given together with 'inside'"),
-        (lambda: fs.Compute(-1), r"'seconds' must be finite and at least 0 \(got -1\)"),
+        (lambda: fs.Compute(-1), r"'seconds' must be at least 0 and finite \(got -1\)"),
         (lambda: fs.Compute(slow={1: 0}), r"'slow' must map ranks to factors above 0"),
         (lambda: own_task(loss=None), r"'loss' must be callable \(got None\)"),
         (lambda: own_task(train=(torch.zeros(3), torch.zeros(4))).loaded() and fs.run(
@@ -260,6 +260,16 @@ def test_bad_input_is_one_clear_line(call, message):
         call()
     assert isinstance(raised.value, fs.FlockstepError)
     assert "\n" not in str(raised.value)
+
+
+def test_a_spec_says_where_it_runs_and_a_backend_object_may_be_the_place(local):
+    spec = fs.RunSpec("digits-mlp", fs.LocalSGD(8), workers=2, backend="local", epochs=1)
+    result = fs.run(spec, backend=local)
+    assert result.spec == spec
+    assert result.metrics["test_accuracy"] > 0.4
+    for other in ("local", "slurm", fs.Simulator(), fs.Ray()):
+        with pytest.raises(fs.InvalidField, match=r"'backend' must be in the spec: spec.replace"):
+            fs.run(spec, backend=other)
 
 
 def test_a_diverging_run_stops_and_says_where(backend):

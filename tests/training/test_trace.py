@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,45 @@ def test_the_wall_clock_is_named(local, tmp_path):
     trace = json.loads((tmp_path / "trace.json").read_text())
     check_format(trace)
     assert trace["otherData"]["clock"] == "wall"
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_a_run_leaves_its_trace(local, tmp_path, clock):
+    path = tmp_path / "trace.json"
+    backend = "sim" if clock == "virtual" else local
+    result = fs.run("digits-mlp", fs.LocalSGD(4), workers=2, backend=backend, steps=8, trace=path)
+    trace = json.loads(path.read_text())
+    events = check_format(trace)
+    assert trace["otherData"] | {"title": ""} == {"title": "", "workers": 2, "clock": clock}
+    for rank in range(2):
+        own = [event for event in events if (event["tid"], event["ph"]) == (rank, "X")]
+        assert [e["args"]["step"] for e in own if e["cat"] == "computing"][:2] == [4, 8]
+    assert sum(e["args"].get("bytes", 0) for e in events) == result.metrics["bytes_sent"]
+
+
+@dataclass(frozen=True)
+class KillsRankZero(fs.LocalSGD):
+    def after_step(self, worker, state):
+        if (worker.comm.rank, worker.steps) == (0, 6):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().after_step(worker, state)
+
+
+def test_the_trace_of_a_run_that_lost_a_worker_has_every_rank_in_its_place(local, tmp_path):
+    path = tmp_path / "trace.json"
+    fs.run(
+        "digits-mlp",
+        KillsRankZero(4),
+        workers=3,
+        backend=local,
+        steps=8,
+        on_failure="continue",
+        trace=path,
+    )
+    events = check_format(json.loads(path.read_text()))
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["rank 0 (lost)", "rank 1", "rank 2"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {1, 2}
 
 
 def test_what_is_too_much_is_counted_and_told(tmp_path):

@@ -26,7 +26,7 @@ PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Launch:
-    """What a backend is asked to run. Its fields are checked when it is made, and nowhere else.
+    """What a backend is asked to run. Its fields are checked when it is made: no backend has to.
 
     Fields: program: plain blocking code of one worker, called with its comm. workers: how many.
         seed: decides everything random. on_failure: what happens when a worker's process dies:

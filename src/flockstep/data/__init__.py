@@ -16,6 +16,7 @@ from flockstep.data.assignment import (
 )
 from flockstep.data.augmentation import PadCropFlip
 from flockstep.data.batch_growth import BatchGrowth
+from flockstep.data.batches import plan_batches
 from flockstep.data.course import Course
 from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, dataset, find_dataset
 from flockstep.data.fetching import fetch
@@ -57,5 +58,6 @@ __all__ = [
     "in_order",
     "is_stream",
     "overlap_of",
+    "plan_batches",
     "source_of",
 ]

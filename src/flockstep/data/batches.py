@@ -165,7 +165,7 @@ class StreamPlan:
         return 0, 0, 0
 
 
-def plan(
+def plan_batches(
     dataset: Any,
     batch_size: BatchSize,
     epochs: int,

@@ -4,9 +4,11 @@ over the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -50,6 +52,13 @@ class InMemory(TensorDataset):
         if random is not None and self.augment is not None:
             batch = self.augment(random, *batch)
         return batch if self.prepare is None else self.prepare(*batch)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(part[0] for part in self.batch(torch.tensor([index])))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several at once, which a DataLoader asks for."""
+        return list(zip(*self.batch(torch.tensor(indices)), strict=True))
 
     def first(self, count: int) -> InMemory:
         """The first `count` samples, without a copy."""

@@ -2,6 +2,7 @@
 Flockstep.
 """
 
+from flockstep.network import costs
 from flockstep.network.links import PRESETS, Link, Network
 
-__all__ = ["PRESETS", "Link", "Network"]
+__all__ = ["PRESETS", "Link", "Network", "costs"]

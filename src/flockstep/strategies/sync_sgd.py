@@ -43,7 +43,7 @@ class SyncSGD(Strategy[SyncSGDState]):
     Fields:
         all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a ring;
             "ring", "tree", "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in
-            `flockstep/all_reduce.py`.
+            `flockstep/comm/all_reduce.py`.
         codec: how gradients are written on the wire; None: as they are.
 
     Paper: Chen et al., "Revisiting Distributed Synchronous SGD", 2016.

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from flockstep.backends import Backend
+from flockstep.backends import Backend, Simulator
 from flockstep.comm import events_per_worker
-from flockstep.data import Sampling, batches
+from flockstep.data import Sampling, plan_batches
 from flockstep.errors import InvalidField, WorkerLost, unknown_name
 from flockstep.fields import require
-from flockstep.launch import launch, make_backend
-from flockstep.progress_bar import steps_bar
+from flockstep.launch import BACKENDS, launch, make_backend
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
@@ -27,6 +26,7 @@ from flockstep.tasks import Task
 from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job
 from flockstep.training.loop import train
+from flockstep.training.progress_bar import steps_bar
 from flockstep.training.trace_file import require_trace_path, write_trace
 
 
@@ -34,7 +34,7 @@ def run(
     task: str | Task | RunSpec,
     strategy: Strategy[Any] | str | None = None,
     workers: int | None = None,
-    backend: str | Backend = "sim",
+    backend: str | Backend | None = None,
     *,
     progress: bool | None = None,
     trace: str | Path | None = None,
@@ -46,7 +46,8 @@ def run(
     All but the last two arguments are the fields of an `fs.RunSpec`, which says what they mean: the
     budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
     `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
-    `fs.run(spec)` runs a spec that is there already.
+    `fs.run(spec)` runs a spec that is there already; `backend` may then be a backend object of the
+    kind that it names, such as an `fs.LocalProcesses()` that serves several runs.
 
     `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
     computed, waited and sent when into that file, for ui.perfetto.dev.
@@ -60,7 +61,7 @@ def run(
         given = {"strategy": strategy, "workers": workers, **fields}
         for name, value in given.items():
             require(value is None, name, f"be in the spec: spec.replace({name}=…)", value)
-        place = backend if isinstance(backend, Backend) else make_place(spec)
+        place = make_place(spec) if backend is None else _place_for(spec, backend)
     else:
         for name in fields:
             if name not in SPEC_FIELDS:
@@ -68,7 +69,7 @@ def run(
         if strategy is None:
             rule = "be a strategy such as fs.LocalSGD(period=8)"
             raise InvalidField(f"'strategy' must {rule} (got None)")
-        spec = RunSpec(task, strategy, workers, backend, **fields)
+        spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
     return run_on(place, spec, progress, trace)
 
@@ -86,6 +87,15 @@ run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4
 
 def make_place(spec: RunSpec) -> Backend:
     return make_backend(spec.backend, network=spec.network, compute=spec.compute, lanes=spec.lanes)
+
+
+def _place_for(spec: RunSpec, backend: str | Backend) -> Backend:
+    """A backend object, if it only says where the spec runs. A simulator would say more."""
+    named = BACKENDS.get(spec.backend) if isinstance(spec.backend, str) else None
+    if isinstance(backend, Simulator) or not isinstance(backend, named or ()):
+        rule = "be in the spec: spec.replace(backend=…)"
+        raise InvalidField(f"'backend' must {rule} (got {backend!r})")
+    return backend
 
 
 def run_on(
@@ -110,7 +120,7 @@ def run_on(
         )
     result = _result(job, outcomes, place, time.perf_counter() - began)
     if trace is not None and place.is_lead:
-        tracks = [each["trace"] for each in outcomes if isinstance(each, dict)]
+        tracks = [each["trace"] if isinstance(each, dict) else None for each in outcomes]
         write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
     return result
 
@@ -155,7 +165,7 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
     """How often each worker goes over its own samples, and the timetable of that."""
 
     def table(passes: int) -> Any:
-        return batches.plan(
+        return plan_batches(
             task.train,
             batch_size,
             passes,
