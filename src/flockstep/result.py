@@ -198,7 +198,9 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
 def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
     """What a run was, in plain values: for tables, and for who has no Flockstep at hand."""
     strategy, whole = spec.strategy, spec.resolved()
-    names = [each.name for each in dataclasses.fields(strategy)]  # type: ignore[arg-type]
+    names: list[str] = []
+    if dataclasses.is_dataclass(strategy):  # one without fields need not be one
+        names = [each.name for each in dataclasses.fields(strategy)]
     budgets = {name: getattr(whole, name) for name in BUDGETS}
     about: dict[str, Any] = {
         "task": task.name,
