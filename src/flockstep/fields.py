@@ -7,11 +7,19 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from flockstep.errors import InvalidField
+
+TYPE_NAMES = {
+    types.NoneType: "none",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
 
 
 def require(holds: bool, field: str, rule: str, value: object) -> None:
@@ -105,14 +113,21 @@ def fitted(field: str, value: Any, hint: Any) -> Any:
     if int in kinds and is_number and isinstance(value, int):
         return int(value)
     if float in kinds and is_number:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidField(f"{field!r} must be a number that fits into a float") from None
     if str in kinds and isinstance(value, str):
         return str(value)
 
     for kind in kinds:
         origin = typing.get_origin(kind)
+        if origin is Literal and value in typing.get_args(kind):
+            return value
         if origin is tuple and isinstance(value, tuple | list):
             return _fitted_tuple(field, tuple(value), kind)
+        if origin is list and isinstance(value, tuple | list):
+            return [fitted(field, item, *typing.get_args(kind)) for item in value]
         if _is_mapping(origin) and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(kind)
             return {
@@ -136,16 +151,20 @@ def _fitted_tuple(field: str, value: tuple[Any, ...], hint: Any) -> tuple[Any, .
 
 
 def type_names(hint: Any) -> str:
-    """`int or none`: what a field takes, in words. Tensors are left out: texts cannot give them."""
+    """`a whole number or none`: what a field takes, in words. Tensors are left out: texts cannot
+    give them.
+    """
     kinds = [kind for kind in kinds_of(hint) if kind is not Tensor]
     return " or ".join(map(_type_name, kinds))
 
 
 def _type_name(kind: Any) -> str:
-    if kind is types.NoneType:
-        return "none"
+    if kind in TYPE_NAMES:
+        return TYPE_NAMES[kind]
     origin = typing.get_origin(kind)
-    if origin is tuple:
+    if origin is Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    if origin in (tuple, list):
         return "numbers such as 0.5,0.75"
     if _is_mapping(origin):
         return "a mapping such as {3: 2.0}"

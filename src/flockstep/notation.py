@@ -15,6 +15,7 @@ import ast
 import dataclasses
 import keyword
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -156,16 +157,28 @@ def _form_of_class(spec_class: Any) -> Form:
         raise SpecError(f"{name} cannot be written or read: its class is no dataclass")
     make: Callable[..., Any] = spec_class  # type: ignore[assignment]
     fields = [each for each in dataclasses.fields(spec_class) if each.init]
-    try:
-        hints = typing.get_type_hints(spec_class)
-    except NameError:  # of a class elsewhere, with types that it imports for type checkers alone
-        hints = {}
+    hints = _hints_of_fields(spec_class)
     return Form(
         name,
         {each.name: hints.get(each.name, Any) for each in fields},
         {each.name: _default_of(each) for each in fields},
         make,
     )
+
+
+def _hints_of_fields(spec_class: Any) -> dict[str, Any]:
+    """The types of a class's fields. A class of another package may import some of them for type
+    checkers alone: those are left out.
+    """
+    hints: dict[str, Any] = {}
+    for owner in reversed(spec_class.__mro__):
+        for name, declared in vars(owner).get("__annotations__", {}).items():
+            alone = {"__annotations__": {name: declared}, "__module__": owner.__module__}
+            try:
+                hints |= typing.get_type_hints(type("Alone", (), alone))
+            except NameError:
+                hints.pop(name, None)
+    return hints
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
@@ -233,10 +246,11 @@ def _written_text(value: str) -> str:
 
 
 def _hints_of_items(hint: Any, count: int) -> Sequence[Any]:
-    """The types of a tuple's items."""
+    """The types of the items of a tuple or list."""
     for kind in kinds_of(hint):
         hints = typing.get_args(kind)
-        if typing.get_origin(kind) is tuple and hints[-1] is Ellipsis:
+        is_list = typing.get_origin(kind) is list
+        if is_list or (typing.get_origin(kind) is tuple and hints[-1] is Ellipsis):
             return hints[:1] * count
         if typing.get_origin(kind) is tuple and len(hints) == count:
             return hints
@@ -352,11 +366,11 @@ def read_with_settings(kind: type, text: str, settings: Mapping[str, str], field
     """
     try:
         name, nodes = _call(field, text, _parsed(text), kind)
+        form = _form(kind, name)
+        values = {key: _value(key, node, form.hints[key]) for key, node in nodes.items()}
     except _NotASpec:
         raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {text!r})") from None
 
-    form = _form(kind, name)
-    values = {key: _value(key, node, form.hints[key]) for key, node in nodes.items()}
     for key, setting in settings.items():
         if key not in form.hints:
             raise unknown_name(f"field of {name}", key, form.hints)
@@ -389,7 +403,14 @@ def _spec(field: str, whole: str, node: ast.expr, kind: type) -> Any:
     name, nodes = _call(field, whole, node, kind)
     form = _form(kind, name)
     values = {key: _value(key, each, form.hints[key]) for key, each in nodes.items()}
-    return _made(form, values, f"{field}={name}({{}}=…)")
+    try:
+        return _made(form, values, f"{field}={name}({{}}=…)")
+    except InvalidField as error:
+        if kind is Strategy:
+            raise
+        # A run has fields of the same names: 'seconds' of compute is not its own.
+        message = re.sub(r"^('\w+') must", rf"\1 of {name} must", str(error))
+        raise InvalidField(message) from None
 
 
 def _call(field: str, whole: str, node: ast.expr, kind: type) -> tuple[str, dict[str, ast.expr]]:
@@ -458,7 +479,7 @@ def _plain(field: str, node: ast.expr, hint: Any) -> Any:
         key_hint, value_hint = typing.get_args(hint) or (Any, Any)
         keys = [_value(field, key, key_hint) for key in node.keys if key is not None]
         values = [_value(field, value, value_hint) for value in node.values]
-        if len(keys) == len(values):  # nothing like {**others}
+        if len(set(keys)) == len(values):  # nothing twice, and nothing like {**others}
             return dict(zip(keys, values, strict=True))
     raise _NotASpec
 

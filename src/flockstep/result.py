@@ -187,8 +187,10 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
             _model_state=load_file(folder / "model.safetensors"),
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, FlockstepError):
+        if isinstance(error, ResultError):
             raise
+        if isinstance(error, FlockstepError):
+            raise ResultError(f"{str(folder)!r}: its spec cannot be read here: {error}") from error
         raise ResultError(f"{str(folder)!r} holds a damaged result: {error}") from error
     if task is not None:
         result._model = result._rebuild(task)

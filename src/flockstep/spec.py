@@ -155,7 +155,7 @@ class RunSpec:
         """16 hex digits of what decides the outcome. Order, defaults that are spelt out, those of
         the task too, and lanes make no difference.
         """
-        table = self.resolved()._table(with_defaults=True)
+        table = self.resolved()._table()
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     # ---- What a run makes of it
@@ -261,7 +261,7 @@ class RunSpec:
             )
         (self.optimizer if self.lr is None else self.optimizer.with_lr(self.lr)).require_lr()
 
-    def _table(self, with_defaults: bool = False) -> dict[str, Any]:
+    def _table(self) -> dict[str, Any]:
         """Version and fields as plain numbers and texts, without those that are as by default."""
         if not isinstance(self.task, str):
             raise SpecError(
@@ -280,7 +280,7 @@ class RunSpec:
         for name in _HINTS:
             value = _written_field(getattr(self, name))
             is_needed = name in ("task", "strategy")
-            if with_defaults or is_needed or value != _written_field(defaults[name]):
+            if is_needed or value != _written_field(defaults[name]):
                 table[name] = value
         return table
 
@@ -317,7 +317,8 @@ def checked_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a spec, if all of them are, and the version is this one."""
     fields = dict(table)
     version = fields.pop("version", VERSION)
-    require(version == VERSION, "version", f"be {VERSION}: no other can be read here", version)
+    is_read = type(version) is int and version == VERSION
+    require(is_read, "version", f"be {VERSION}: no other can be read here", version)
     for name in fields:
         if name not in _HINTS:
             near = difflib.get_close_matches(name, _HINTS, n=1)
@@ -412,14 +413,24 @@ def _toml(value: Any) -> str:
 def _parsed_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers that are too long
         raise SpecError(f"not TOML: {error}") from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As TOML has it: a key that stands twice is an error, not the last one's."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} stands twice")
+    return table
 
 
 def _parsed_json(text: str) -> dict[str, Any]:
     try:
-        table = json.loads(text)
-    except json.JSONDecodeError as error:
+        table = json.loads(text, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:  # also of numbers that are too long
         raise SpecError(f"not JSON: {error}") from error
     if not isinstance(table, dict):
         raise SpecError(f"not a JSON object, but a {type(table).__name__}")

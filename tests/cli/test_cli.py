@@ -82,7 +82,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "period=x"],
-            "'period' must be int or none (got 'x')",
+            "'period' must be a whole number or none (got 'x')",
         ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "perod=3"],

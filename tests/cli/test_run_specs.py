@@ -100,9 +100,9 @@ def test_flags_take_the_place_of_a_files_fields(flockstep, file):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--lr", "fast"], "'--lr' must be float or none (got 'fast')"),
+        (["--lr", "fast"], "'--lr' must be a number or none (got 'fast')"),
         (["--workers", "0"], "'workers' must be at least 1 (got 0)"),
-        (["--workers", "2.5"], "'--workers' must be int or none (got 2.5)"),
+        (["--workers", "2.5"], "'--workers' must be a whole number or none (got 2.5)"),
         (["--epochs", "1", "--steps", "1"], "'epochs' and 'steps' must not be given together"),
         (["--optimizer", "adam(lr=1)", "--lr", "1"], "'lr' must not be given twice"),
         (["--optimizer", "adam("], "'--optimizer' must be an optimizer such as adam or sgd"),

@@ -155,12 +155,18 @@ def make_strategy(text: str, settings: Sequence[str]) -> Strategy[Any]:
     return made
 
 
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+
+
 def _show(spec: RunSpec, result: Result) -> None:
     """The metrics as a table for a terminal."""
     place = f"{result.metrics['workers']} workers, {spec.backend}"
     table = Table("metric", "value", title=f"{spec.task}, {written(spec.strategy)}, {place}")
     for name, value in result.metrics.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+        table.add_row(name, _shown(value))
     Console().print(table)
     for lost in result.lost:
         Console().print(

@@ -45,6 +45,9 @@ class Network(Link):
         super().__post_init__()
         together = (self.inside is None) == (self.household_size is None)
         require(together, "household_size", "be given together with 'inside'", self.household_size)
+        if self.inside is not None:
+            rule = "be a link such as fs.Network.preset('lan-10g')"
+            require(isinstance(self.inside, Link), "inside", rule, self.inside)
         if self.household_size is not None:
             require_integer("household_size", self.household_size, 1)
 

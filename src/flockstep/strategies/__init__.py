@@ -6,7 +6,7 @@ import dataclasses
 from importlib.metadata import entry_points
 from typing import Any
 
-from flockstep.errors import unknown_name
+from flockstep.errors import UnknownName, unknown_name
 from flockstep.strategies._state import handle, load_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
@@ -111,7 +111,10 @@ def find_strategy(name: str) -> type[Strategy[Any]]:
     offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in offered:
         raise unknown_name("strategy", name, [*STRATEGIES, *offered])
-    found: type[Strategy[Any]] = offered[name].load()
+    try:
+        found: type[Strategy[Any]] = offered[name].load()
+    except (ImportError, AttributeError) as error:
+        raise UnknownName(f"cannot load strategy {name!r}: {error}") from error
     return found
 
 

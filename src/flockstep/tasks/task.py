@@ -181,11 +181,14 @@ def classification_accuracy(model: nn.Module, batch: Any) -> float:
 
 def find_task(name: str, known: dict[str, Task]) -> Task:
     """A built-in task by name, or the object behind `package.module:attribute`."""
+    require(isinstance(name, str), "task", "be a name, or package.module:task", name)
     if name in known:
         return known[name]
     if ":" not in name:
         raise unknown_name("task", name, [*known, "package.module:task"])
     module, _, attribute = name.partition(":")
+    named = all(part.isidentifier() for part in (*module.split("."), attribute))
+    require(named, "task", "be a name, or package.module:task", name)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -45,17 +45,20 @@ class Agreement:
         has_goal = job.spec.seconds is not None or job.spec.bytes is not None
         self._next = 1 if has_goal or look_every < math.inf or at_every_step else 0
 
-    def after_step(self) -> tuple[bool, bool]:
-        """Whether the budget is used up, and whether it is time for a look."""
+    def after_step(self, has_ended: bool = False) -> tuple[bool, bool]:
+        """Whether the run is over, and whether it is time for a look. It is over when the budget is
+        used up, or when one worker knew before this meeting that it `has_ended`.
+        """
         steps = self._worker.steps
         if steps != self._next:
             return False, False
         comm = self._worker.comm
         with comm.off_the_clock():
-            told = comm.all_gather(Figures.of(self._worker, ()).told())
+            told = comm.all_gather(Figures.of(self._worker, (), has_ended).told())
         table = Table.of(told)
         goals = self._goals(table)
         is_over = any(_is_used_up(self._worker, goal, reached) for goal, reached in goals)
+        is_over = is_over or any(each.is_done for each in table.figures)
         is_time = table.seconds >= self._look_at
         if is_time:
             passed = math.floor(table.seconds / self._look_every)
@@ -80,7 +83,8 @@ def _is_used_up(worker: Worker, limit: float, reached: float) -> bool:
             f"rank {worker.comm.rank}: the budget has no end: {worker.strategy!r} has used none of "
             f"it in {steps} steps"
         )
-    worker.total_steps = max(steps, math.ceil(steps * limit / reached)) if reached else None
+    if reached:  # before that, the end is out of sight
+        worker.total_steps = max(steps, math.ceil(steps * limit / reached))
     return reached >= limit
 
 

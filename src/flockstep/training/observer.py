@@ -178,9 +178,10 @@ class Simulated(Observer):
         worker.comm.in_order(tick)
         board.judge_complete(worker)
         if self._waits and worker.steps != self.job.steps:
-            is_over, _ = self._agreement.after_step()
-            self.final = board.final if self.spec.target is not None else None
-            return is_over or self.final is not None
+            # What a worker has seen so far it tells the others: what the board says by now depends
+            # on who runs first.
+            is_over, _ = self._agreement.after_step(has_ended=self._board.final is not None)
+            return is_over
         return self.final is not None or own_budget_is_used_up(worker, self.job)
 
     def leave(self) -> None:

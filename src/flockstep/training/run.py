@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,24 @@ def run(
     if isinstance(task, RunSpec):
         spec = task
         given = {"strategy": strategy, "workers": workers, **fields}
+        _require_known(fields)
         for name, value in given.items():
             require(value is None, name, f"be in the spec: spec.replace({name}=…)", value)
         place = make_place(spec) if backend is None else _place_for(spec, backend)
     else:
-        for name in fields:
-            if name not in SPEC_FIELDS:
-                raise unknown_name("field of a run", name, SPEC_FIELDS)
+        _require_known(fields)
         if strategy is None:
             rule = "be a strategy such as fs.LocalSGD(period=8)"
             raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
     return run_on(place, spec, progress, trace)
+
+
+def _require_known(fields: Iterable[str]) -> None:
+    for name in fields:
+        if name not in SPEC_FIELDS:
+            raise unknown_name("field of a run", name, SPEC_FIELDS)
 
 
 SPEC_FIELDS = {field.name: field for field in dataclasses.fields(RunSpec)}
@@ -176,9 +182,10 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
             seed=spec.seed,
         ).timetable
 
-    if spec.seconds is not None or spec.bytes is not None:
+    if any(getattr(spec, budget) is not None for budget in ("steps", "seconds", "bytes")):
         rule = "be a number where the budget does not tell how many samples there will be"
         require(isinstance(batch_size, int), "batch_size", rule, batch_size)
+    if spec.seconds is not None or spec.bytes is not None:
         return ENDLESS, table(ENDLESS)
     if spec.steps is None:
         epochs = task.epochs if spec.epochs is None else spec.epochs

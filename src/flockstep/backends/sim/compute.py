@@ -24,20 +24,19 @@ class Compute:
 
     seconds: float = 0.01
     jitter: float = 0.0
-    slow: Mapping[int, float] = field(default_factory=dict)
+    slow: Mapping[int, float] = field(default_factory=dict, hash=False)
     is_measured: bool = False
 
     def __post_init__(self) -> None:
         require_number("seconds", self.seconds, at_least=0, finite=True)
         require_number("jitter", self.jitter, at_least=0, finite=True)
+        rule = "map ranks to factors above 0, such as {3: 2.0}"
+        require(isinstance(self.slow, Mapping), "slow", rule, self.slow)
         for rank, factor in self.slow.items():
             require_integer("slow", rank, 0)
-            require(
-                math.isfinite(factor) and factor > 0,
-                "slow",
-                "map ranks to factors above 0",
-                self.slow,
-            )
+            is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+            require(is_number and 0 < factor < math.inf, "slow", rule, self.slow)
+        object.__setattr__(self, "slow", dict(self.slow))  # whoever gave it may change theirs
 
     @classmethod
     def measured(cls) -> Compute:
