@@ -226,6 +226,13 @@ class Comm(ABC):
         """In virtual time: run `act` once no worker can do anything before this moment any more."""
         raise FlockstepError("only the simulator knows an order of all that workers do")
 
+    def watch_order(self, act: Callable[[], None]) -> None:
+        """In virtual time: from now on run `act`, in the order of all that workers do, whenever
+        this worker has computed a step and before each of its calls to shared tensors has an
+        effect.
+        """
+        raise FlockstepError("only the simulator knows an order of all that workers do")
+
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
         """Collectives and messages inside travel while this worker computes; what it gives waits
@@ -354,6 +361,11 @@ class SharedTensor(ABC):
             self._count(value.nbytes)
             self._wait_until(holds, value)
         return value
+
+    @property
+    def identity(self) -> int:
+        """The same number on all handles on one value, within one process."""
+        return id(self)
 
     def peek(self) -> Tensor:
         """A copy of the value, for nothing: for looking at a run, never for what a method does."""

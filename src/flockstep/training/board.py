@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.backends import run_aside
-from flockstep.comm import Comm
+from flockstep.comm import Comm, SharedTensor
 from flockstep.flat import FlatModel
 from flockstep.result import Look
 from flockstep.strategies import Strategy, load_state, save_state, shared_tensors
+from flockstep.training.budget import multiple_from, next_multiple
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.scoring import of_replicas, of_table
@@ -36,25 +37,24 @@ class Copy:
     flat: Tensor
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-    shared: dict[str, Tensor] | None  # the values of shared tensors, of who comes first
+    shared: dict[str, int]  # the identities of its shared tensors, by path
     counters: dict[str, Any]
 
     @classmethod
-    def of(cls, worker: Worker, figures: Figures, with_shared: bool) -> Copy:
+    def of(cls, worker: Worker, figures: Figures) -> Copy:
         tensors, values = save_state(worker.state)
-        shared = shared_tensors(worker.state) if with_shared else {}
         return cls(
             figures,
             worker.flat.state.detach().clone(),
             tensors,
             values,
-            {name: tensor.peek() for name, tensor in shared.items()} if with_shared else None,
+            {path: tensor.identity for path, tensor in shared_tensors(worker.state).items()},
             worker.counters(),
         )
 
 
-Take = Callable[[bool], Copy]
-"""Makes a copy of the calling worker, with the values of shared tensors or without."""
+Take = Callable[[], Copy]
+"""Makes a copy of the calling worker."""
 
 
 @dataclass
@@ -63,23 +63,32 @@ class Pending:
 
     number: int
     seconds: float | None
+    shared: dict[int, Tensor]  # the values of all shared tensors at that moment, by identity
     copies: dict[int, Copy] = field(default_factory=dict)
 
 
 class Board:
-    """Where simulated workers leave their copies. What changes it runs in the order of virtual
-    time, but for the judging.
+    """Where simulated workers leave their copies.
+
+    The moment t of a look cuts the run by the order of virtual time: what workers asked for until t
+    has happened, what they asked for later has not. Shared tensors are copied when the cut is
+    noticed, at the first event behind it; a worker, when it is next at rest: before its next call
+    has an effect, or the step that it was computing at t.
     """
 
     def __init__(self, job: Job, workers: int) -> None:
         self.history: dict[int, Look] = {}
         self.final: Final | None = None
+        self.last_step: int | None = None  # after which all end who wait for each other
         self._job = job
         self._workers = workers
+        self._shared: dict[int, SharedTensor] = {}
         self._pending: dict[int, Pending] = {}
         self._complete: list[Pending] = []
         self._left: dict[int, Copy] = {}
-        self._steps = 0  # of all workers together
+        self._steps = [0] * workers
+        self._bytes = [0] * workers
+        self._epochs = [0] * workers  # of streams
         self._looks = 0
         by_time = job.spec.look_every.unit == "seconds"
         self._due = job.spec.look_every.count if by_time else math.inf
@@ -89,50 +98,81 @@ class Board:
     def looks(self) -> list[Look]:
         return [look for _, look in sorted(self.history.items())]
 
+    @property
+    def bytes_sent(self) -> int:
+        """By all workers, as far as they have told."""
+        return sum(self._bytes)
+
     # --- in the order of virtual time -------------------------------------------------------------
+
+    def join(self, worker: Worker) -> None:
+        """A worker whose shared tensors are to be looked at."""
+        for tensor in shared_tensors(worker.state).values():
+            self._shared[tensor.identity] = tensor
 
     def bring(self, rank: int, number: int, take: Take) -> None:
         """The copy of a worker that knows by itself when which look is due."""
-        pending = self._pending.setdefault(number, Pending(number, seconds=None))
+        pending = self._pending.setdefault(number, Pending(number, seconds=None, shared={}))
         self._put(pending, rank, take)
 
-    def tick(self, rank: int, now: float, take: Take) -> bool:
-        """A worker that never waits has taken a step. Return whether it was looked at."""
-        self._steps += 1
-        if self._is_due(now):
-            self._looks += 1
-            late = Pending(self._looks, seconds=now)
-            self._pending[self._looks] = late
-            for gone, last in self._left.items():
-                late.copies[gone] = last
-        return self._put_all(rank, take)
+    def at_rest(self, rank: int, now: float, take: Take) -> None:
+        """A worker is about to do something at time `now`, and has not done it yet."""
+        if now > self._due:
+            every = self._job.spec.look_every.count
+            self._begin_look(self._due)
+            self._due = max(next_multiple(self._due, every), multiple_from(now, every))
+        self._put_all(rank, take)
+
+    def tick(self, worker: Worker, now: float, take: Take) -> None:
+        """A worker has taken a step."""
+        rank = worker.comm.rank
+        self._steps[rank] += 1
+        self._bytes[rank] = worker.comm.meter.bytes_sent
+        self._epochs[rank] = worker.course.epochs_ended
+        if self._is_step_of_a_look():
+            self._begin_look(now)
+            self._put_all(rank, take)
+
+    def end_together(self, rank: int) -> None:
+        """All workers end after the first step that nobody has left behind already."""
+        if self.last_step is None:
+            others = (steps + 1 for other, steps in enumerate(self._steps) if other != rank)
+            self.last_step = max(self._steps[rank], *others)
 
     def leave(self, rank: int, take: Take) -> None:
         """A worker has taken its last step: it stays as it is for all looks to come."""
         self._put_all(rank, take)
-        self._left[rank] = take(False)
+        self._left[rank] = take()
 
-    def _is_due(self, now: float) -> bool:
-        every = self._job.spec.look_every
+    def _is_step_of_a_look(self) -> bool:
+        """Whether all workers together have taken as many steps as a look by steps or epochs
+        wants.
+        """
+        job, every, number = self._job, self._job.spec.look_every, self._looks + 1
         if every.unit == "seconds":
-            if now < self._due:
-                return False
-            self._due = (math.floor(now / every.count) + 1) * every.count
-            return True
-        step = self._job.step_of_look(self._looks + 1)
-        is_last = self._job.steps is not None and step >= self._job.steps
-        return not is_last and self._steps >= step * self._workers
+            return False
+        if every.unit == "epochs" and job.timetable is None:  # a stream tells no step in advance
+            return min(self._epochs) >= number * every.count
+        step = job.step_of_look(number)
+        is_last = job.steps is not None and step >= job.steps
+        return not is_last and sum(self._steps) >= step * self._workers
 
-    def _put_all(self, rank: int, take: Take) -> bool:
+    def _begin_look(self, seconds: float) -> None:
+        """The state of the run now is to be seen."""
+        self._looks += 1
+        shared = {identity: tensor.peek() for identity, tensor in self._shared.items()}
+        self._pending[self._looks] = Pending(self._looks, seconds, shared)
+        for rank, last in self._left.items():
+            self._put(self._pending[self._looks], rank, lambda last=last: last)  # type: ignore[misc]
+
+    def _put_all(self, rank: int, take: Take) -> None:
         """Leave a copy for every look that waits for one of this worker."""
         wanted = [each for each in self._pending.values() if rank not in each.copies]
         for pending in wanted:
             self._put(pending, rank, take)
-        return bool(wanted)
 
     def _put(self, pending: Pending, rank: int, take: Take) -> None:
-        knows_shared = any(each.shared is not None for each in pending.copies.values())
-        pending.copies[rank] = take(not knows_shared)
+        pending.copies[rank] = take()
         if len(pending.copies) == self._workers:
             self._complete.append(self._pending.pop(pending.number))
 
@@ -140,7 +180,7 @@ class Board:
 
     def judge_complete(self, worker: Worker) -> None:
         """Judge the looks that are complete, in the caller's thread; its model is the pattern."""
-        with self._judging:
+        with self._judging, worker.comm.off_the_clock():
             while self._complete:
                 self._judge(self._complete.pop(0), worker)
 
@@ -149,7 +189,7 @@ class Board:
         job, measure = self._job, self._job.spec.measure
         copies = [pending.copies[rank] for rank in range(self._workers)]
         table = Table([each.figures for each in copies], range(self._workers))
-        shown = representative(job.spec.strategy, copies, worker)
+        shown = representative(job.spec.strategy, copies, pending.shared, worker)
         loss, accuracy = self._scores(shown, worker)
         look = table.look(job.epoch_at(worker, table), pending.seconds)
         look = replace(look, loss=loss, accuracy=accuracy, **of_table(table, measure))
@@ -174,11 +214,18 @@ class Board:
         return self._job.task.evaluate(model, self._job.task.watched)
 
 
-def representative(strategy: Strategy[Any], copies: list[Copy], worker: Worker) -> Tensor:
-    """The state that stands for the run whose workers the copies are of."""
+def representative(
+    strategy: Strategy[Any], copies: list[Copy], shared: dict[int, Tensor], worker: Worker
+) -> Tensor:
+    """The state that stands for the run whose workers the copies are of. `shared`: the values of
+    their shared tensors, by identity.
+    """
     if len(copies) == 1:
         return copies[0].flat
-    shared = next(each.shared for each in copies if each.shared is not None)
+    writers: dict[int, int] = {}  # one of those who share a tensor
+    for rank, each in enumerate(copies):
+        for identity in each.shared.values():
+            writers.setdefault(identity, rank)
 
     def preview(comm: Comm) -> Tensor:
         own = copies[comm.rank]
@@ -186,9 +233,10 @@ def representative(strategy: Strategy[Any], copies: list[Copy], worker: Worker) 
         with torch.no_grad(), comm.unmetered():
             state = strategy.init(stand_in)
             load_state(state, own.tensors, own.values)
-            if comm.rank == 0:
-                for name, tensor in shared_tensors(state).items():
-                    tensor.write(shared[name])
+            for path, tensor in shared_tensors(state).items():
+                identity = own.shared[path]
+                if writers[identity] == comm.rank:
+                    tensor.write(shared[identity])
             comm.barrier()
             return strategy.preview(stand_in, state)
 

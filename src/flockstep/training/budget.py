@@ -16,9 +16,9 @@ def own_budget_is_used_up(worker: Worker, job: Job) -> bool:
     """For workers that never wait: each goes by its own clock, and by its share of the bytes."""
     spec, comm = job.spec, worker.comm
     if spec.seconds is not None:
-        return _is_used_up(worker, spec.seconds, comm.now())
+        return is_used_up(worker, spec.seconds, comm.now())
     if spec.bytes is not None:
-        return _is_used_up(worker, spec.bytes / comm.size, comm.meter.bytes_sent)
+        return is_used_up(worker, spec.bytes / comm.size, comm.meter.bytes_sent)
     return False
 
 
@@ -32,41 +32,33 @@ class Agreement:
 
     Fields:
         look_every: seconds between two looks; infinity: looks do not go by time.
-        at_every_step: meet after each step.
     """
 
-    def __init__(
-        self, worker: Worker, job: Job, look_every: float = math.inf, at_every_step: bool = False
-    ) -> None:
+    def __init__(self, worker: Worker, job: Job, look_every: float) -> None:
         self._worker = worker
         self._spec = job.spec
         self._look_every = self._look_at = look_every
-        self._at_every_step = at_every_step
         has_goal = job.spec.seconds is not None or job.spec.bytes is not None
-        self._next = 1 if has_goal or look_every < math.inf or at_every_step else 0
+        self._next = 1 if has_goal or look_every < math.inf else 0
 
-    def after_step(self, has_ended: bool = False) -> tuple[bool, bool]:
-        """Whether the run is over, and whether it is time for a look. It is over when the budget is
-        used up, or when one worker knew before this meeting that it `has_ended`.
-        """
+    def after_step(self) -> tuple[bool, bool]:
+        """Whether the budget is used up, and whether it is time for a look."""
         steps = self._worker.steps
         if steps != self._next:
             return False, False
         comm = self._worker.comm
         with comm.off_the_clock():
-            told = comm.all_gather(Figures.of(self._worker, (), has_ended).told())
+            told = comm.all_gather(Figures.of(self._worker).told())
         table = Table.of(told)
         goals = self._goals(table)
-        is_over = any(_is_used_up(self._worker, goal, reached) for goal, reached in goals)
-        is_over = is_over or any(each.is_done for each in table.figures)
+        is_over = any(is_used_up(self._worker, goal, reached) for goal, reached in goals)
         is_time = table.seconds >= self._look_at
         if is_time:
-            passed = math.floor(table.seconds / self._look_every)
-            self._look_at = (passed + 1) * self._look_every
+            self._look_at = next_multiple(table.seconds, self._look_every)
         if self._look_at < math.inf:
             goals.append((self._look_at, table.seconds))
         waits = [_half_way(goal, reached, steps) for goal, reached in goals]
-        self._next = steps + (1 if self._at_every_step else min(waits))
+        self._next = steps + min(waits)
         return is_over, is_time
 
     def _goals(self, table: Table) -> list[tuple[float, float]]:
@@ -75,7 +67,20 @@ class Agreement:
         return [(goal, reached) for goal, reached in pairs if goal is not None]
 
 
-def _is_used_up(worker: Worker, limit: float, reached: float) -> bool:
+def next_multiple(seconds: float, every: float) -> float:
+    """The first multiple of `every` after that time. 0.3 is the third of 0.1, whatever 3 × 0.1
+    is in binary.
+    """
+    passed = math.floor(seconds / every * (1 + 1e-12))
+    return round((passed + 1) * every, 12)
+
+
+def multiple_from(seconds: float, every: float) -> float:
+    """The first multiple of `every` at or after that time."""
+    return round(math.ceil(seconds / every * (1 - 1e-12)) * every, 12)
+
+
+def is_used_up(worker: Worker, limit: float, reached: float) -> bool:
     """Whether the limit is reached; if not, how long the training will be is estimated anew."""
     steps = worker.steps
     if not reached and steps >= FUTILE_STEPS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -32,10 +32,18 @@ class Figures:
     staleness_count: float
     staleness_max: float
     train_loss: float  # the mean over the steps since the last look; NaN if there was none
+    epoch_loss: float  # the mean over the steps of an epoch
     is_done: float = False
 
     @classmethod
-    def of(cls, worker: Worker, losses: Sequence[float], is_done: bool = False) -> Figures:
+    def of(
+        cls,
+        worker: Worker,
+        losses: Collection[float] = (),
+        last_losses: Collection[float] = (),
+        is_done: bool = False,
+    ) -> Figures:
+        """`losses`: of the steps since the last look; `last_losses`: of those of an epoch."""
         meter = worker.comm.meter
         return cls(
             worker.steps,
@@ -49,6 +57,7 @@ class Figures:
             meter.staleness_count,
             meter.staleness_max,
             fmean(losses) if losses else math.nan,
+            fmean(last_losses) if last_losses else math.nan,
             is_done,
         )
 
@@ -105,13 +114,12 @@ class Table:
 
     @property
     def train_loss(self) -> float | None:
-        losses = [each.train_loss for each in self.figures if not math.isnan(each.train_loss)]
-        return fmean(losses) if losses else None
+        return _mean([each.train_loss for each in self.figures])
 
     def metrics(self) -> dict[str, Any]:
         """The run's figures, from those of the workers that have come to its end."""
         return {
-            "train_loss": self.train_loss,
+            "train_loss": _mean([each.epoch_loss for each in self.figures]),
             "seconds": self.seconds,
             "bytes_sent": self.bytes_sent,
             "exchanges": int(max(each.exchanges for each in self.figures)),
@@ -152,3 +160,9 @@ class Table:
             "waiting": waiting,
             "sending": sending,
         }
+
+
+def _mean(losses: Sequence[float]) -> float | None:
+    """Over the workers that have one."""
+    known = [loss for loss in losses if not math.isnan(loss)]
+    return fmean(known) if known else None

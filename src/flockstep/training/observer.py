@@ -9,13 +9,15 @@ depends on the strategy, and how it is done on the backend:
 - `OnTheClock`: workers that never wait do the same when their clocks show the same time.
 - `Simulated`: in virtual time a moment is exact, for all who share tensors or never wait. Nobody
   stops there: each worker leaves a copy of its data, and the copies are judged aside (`board.py`).
-  Waiting for each other would change the order in which messages arrive, and with it the run.
+  Waiting for each other would change the order in which calls are served, and with it the run.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ import torch
 from flockstep.result import Look
 from flockstep.strategies import save_state, shared_tensors
 from flockstep.training.board import Board, Copy
-from flockstep.training.budget import Agreement, own_budget_is_used_up
+from flockstep.training.budget import Agreement, is_used_up, own_budget_is_used_up
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.scoring import judged, of_all_replicas
@@ -59,11 +61,14 @@ class Observer(ABC):
         self.spec = job.spec
         self.history: list[Look] = []
         self.final: Final | None = None
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # since the last look
+        steps = None if job.timetable is None else job.timetable.step_of(1)
+        self._last_losses: deque[float] = deque(maxlen=steps)  # of an epoch
 
     def after_step(self) -> bool:
         """Look if it is time to. Return whether the run ends here for this worker."""
         self.losses.append(self.worker.loss)
+        self._last_losses.append(self.worker.loss)
         return self._after_step()
 
     @abstractmethod
@@ -84,12 +89,14 @@ class Observer(ABC):
         with self.worker.comm.unmetered():
             return of_all_replicas(self.worker, self.job.task, self.spec.measure)
 
-    def copy(self, with_shared: bool) -> Copy:
+    def copy(self) -> Copy:
         """This worker's data at this moment, for the board."""
-        return Copy.of(self.worker, self._figures(), with_shared)
+        copied = Copy.of(self.worker, self._figures())
+        self.losses.clear()
+        return copied
 
     def _figures(self, is_done: bool = False) -> Figures:
-        return Figures.of(self.worker, self.losses, is_done)
+        return Figures.of(self.worker, self.losses, self._last_losses, is_done)
 
     def _gather(self, is_done: bool = False) -> Table:
         """All workers tell each other how far they are. Called off the clock."""
@@ -148,7 +155,6 @@ class InStep(Observer):
                 self._look_together(self._gather())
             return
         comm.in_order(lambda: board.bring(comm.rank, number, self.copy))
-        self.losses.clear()
         board.judge_complete(self.worker)
         if self.spec.target is not None:
             with comm.unmetered():
@@ -157,40 +163,63 @@ class InStep(Observer):
 
 
 class Simulated(Observer):
-    """Simulated workers: each leaves a copy when the common clock says so."""
+    """Simulated workers who share tensors, or never wait: each leaves copies of itself.
+
+    They must not meet, not even for nothing: a worker that waited for another would go on behind
+    what that one has done at later times. What they have to agree on they read from the board.
+    After its call `in_order` a worker is the first in virtual time: nobody else changes anything,
+    the board included, until it makes its next call.
+    """
 
     def __init__(self, worker: Worker, job: Job, board: Board) -> None:
         super().__init__(worker, job)
         self._board = board
-        self._waits = worker.strategy.waits
-        aims = job.spec.target is not None  # which may end the run after any step
-        self._agreement = Agreement(worker, job, at_every_step=aims)
+        self._samples = 0  # of steps that are computed
+        board.join(worker)
+        worker.comm.watch_order(self._at_rest)
+        with worker.comm.unmetered():
+            worker.comm.barrier()  # until all have joined
+
+    def _at_rest(self) -> None:
+        worker = self.worker
+        self._board.at_rest(worker.comm.rank, worker.comm.now(), self.copy)
+        self._samples = worker.samples
+
+    def copy(self) -> Copy:
+        figures = replace(self._figures(), samples=self._samples)
+        self.losses.clear()
+        return Copy.of(self.worker, figures)
 
     def _after_step(self) -> bool:
         worker, board = self.worker, self._board
-        now = worker.comm.now()
-
-        def tick() -> None:
-            self.final = board.final  # first: what is known at this moment, all see alike
-            if self.final is None and board.tick(worker.comm.rank, now, self.copy):
-                self.losses.clear()
-
-        worker.comm.in_order(tick)
+        worker.comm.in_order(_nothing)
+        board.tick(worker, worker.comm.now(), self.copy)
         board.judge_complete(worker)
-        if self._waits and worker.steps != self.job.steps:
-            # What a worker has seen so far it tells the others: what the board says by now depends
-            # on who runs first.
-            is_over, _ = self._agreement.after_step(has_ended=self._board.final is not None)
-            return is_over
-        return self.final is not None or own_budget_is_used_up(worker, self.job)
+        is_over = board.final is not None or self._budget_is_used_up()
+        if worker.strategy.waits:
+            if is_over:
+                board.end_together(worker.comm.rank)
+            is_over = board.last_step is not None and worker.steps >= board.last_step
+        return is_over
+
+    def _budget_is_used_up(self) -> bool:
+        worker, spec = self.worker, self.spec
+        if spec.seconds is not None:
+            return is_used_up(worker, spec.seconds, worker.comm.now())
+        return spec.bytes is not None and is_used_up(worker, spec.bytes, self._board.bytes_sent)
 
     def leave(self) -> None:
         comm = self.worker.comm
-        comm.in_order(lambda: self._board.leave(comm.rank, self.copy))
+        comm.in_order(_nothing)
+        self._board.leave(comm.rank, self.copy)
         self._board.judge_complete(self.worker)
         with comm.unmetered():
             comm.barrier()  # the last may still see the target reached, for all
         self.final = self._board.final
+
+
+def _nothing() -> None:
+    pass
 
 
 class OnTheClock(Observer):

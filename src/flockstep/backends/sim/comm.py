@@ -109,6 +109,8 @@ class SimComm(Comm):
         self.meter.steps += seconds is None
         ticks = to_ticks(self._stopwatch.step_seconds(times) if seconds is None else seconds)
         self._scheduler.elapse(self._slot, ticks, is_step=seconds is None)
+        if self._slot.before_ordered is not None:
+            self.in_order(_nothing)  # until here the step was being computed
 
     def in_order(self, act: Callable[[], None]) -> None:
         def apply() -> int:
@@ -116,6 +118,14 @@ class SimComm(Comm):
             return self._slot.clock
 
         self._scheduler.ordered(self._slot, "looking at the run", apply)
+
+    def watch_order(self, act: Callable[[], None]) -> None:
+        self._slot.before_ordered = act
+
+    @contextmanager
+    def off_the_clock(self, is_done: bool = False) -> Iterator[None]:
+        with self.unmetered(), self._stopwatch.paused():
+            yield
 
     @contextmanager
     def in_background(self) -> Iterator[Callable[[], None]]:
@@ -353,3 +363,7 @@ class SimComm(Comm):
 
 def _free(_: int) -> float:
     return 0.0
+
+
+def _nothing() -> None:
+    pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from flockstep.fields import require, require_integer, require_number
@@ -58,6 +59,15 @@ class Stopwatch:
 
     def start(self) -> None:
         self._mark = time.thread_time()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What the worker's thread computes inside is no part of a step."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._mark += time.thread_time() - began
 
     def step_seconds(self, times: float) -> float:
         """The seconds of the step that has just been computed, `times` as large as usual."""

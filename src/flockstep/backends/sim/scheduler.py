@@ -53,6 +53,8 @@ class Slot:
     thread: threading.Thread | None = None
     is_in_background: bool = False  # its clock will go back to when that began
     is_interruptible: bool = True  # False when the thread is on its way out by itself
+    # Runs in order before each ordered call of this worker has its effect.
+    before_ordered: Callable[[], None] | None = None
     meter: Meter = field(init=False, repr=False)  # told what a transfer costs; the rest is waiting
 
     def __post_init__(self) -> None:
@@ -193,6 +195,8 @@ class Scheduler:
                 _, rank, apply = heapq.heappop(self._ordered)
                 slot = self.slots[rank]
                 try:
+                    if slot.before_ordered is not None:
+                        slot.before_ordered()
                     ticks = apply()
                 except FlockstepError as error:
                     self.fail(error)

@@ -69,6 +69,10 @@ class SimShared(SharedTensor):
         self._rank = rank
         self._changes = 0  # by this worker, of those that the home counts
 
+    @property
+    def identity(self) -> int:
+        return id(self._home)
+
     def peek(self) -> Tensor:
         return self._home.value.clone()
 
