@@ -8,7 +8,6 @@ set before all have left it, since no collective ends before all have come."""
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flockstep.backends.base import usable_cores
 from flockstep.backends.local.arena import DTYPES
 from flockstep.backends.local.seat import STEPS, Seat
 from flockstep.backends.local.shared import LocalShared
@@ -77,7 +77,7 @@ class LocalComm(Comm):
         self._everyone = range(self.size)
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
         self._outbox: dict[int, tuple[int, int]] = {}
-        self._cores = os.cpu_count() or 1
+        self._cores = usable_cores()
 
     # --- time and memory --------------------------------------------------------------------------
 

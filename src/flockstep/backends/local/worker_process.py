@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from flockstep.backends.base import Stopped
+from flockstep.backends.base import Stopped, usable_cores
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import Group, LocalComm
@@ -76,7 +76,7 @@ def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
 
 
 def _run(seat: Seat, orders: Orders) -> Outcome:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // orders.workers))
+    torch.set_num_threads(max(1, usable_cores() // orders.workers))
     seed_torch(orders.seed, orders.first_rank + seat.rank)
     try:
         program = payload.load_private(seat.arena, orders.program)
@@ -137,6 +137,5 @@ def _line_buffered(stream: TextIO) -> TextIO:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process if the server that forked it dies first (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel end this process if the server that forked it dies first."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import Backend, Launch
+from flockstep.backends.base import Backend, Launch, require_linux
 from flockstep.errors import FlockstepError
 from flockstep.fields import require_choice, require_integer, require_number
 
@@ -43,6 +43,7 @@ class Ray(Backend):
         resources: Mapping[str, float] | None = None,
         homes: int | None = None,
     ) -> None:
+        require_linux("ray")
         require_choice("placement", placement, PLACEMENTS)
         require_integer("household", household, 1)
         if homes is not None:

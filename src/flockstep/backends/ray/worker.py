@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import queue
 import signal
 import traceback
@@ -14,7 +13,7 @@ from typing import Any
 
 import ray
 
-from flockstep.backends.base import Stopped
+from flockstep.backends.base import Stopped, usable_cores
 from flockstep.backends.cluster import Ticket, work
 from flockstep.backends.local.worker_process import Outcome
 from flockstep.backends.ray.parcel import Parcel, pack, unpack
@@ -78,7 +77,7 @@ def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcom
 
     from flockstep.backends.ray.shared import maker_of_shared
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+    torch.set_num_threads(max(1, usable_cores() // neighbours))
     seed_torch(ticket.seed, ticket.rank)
     try:
         return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from flockstep.backends.base import Backend, Launch, Program
+from flockstep.backends.base import Backend, Launch, Program, usable_cores
 from flockstep.backends.sim.comm import Group, SimComm
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
@@ -68,12 +67,8 @@ class _Simulation:
         self, backend: Simulator, launch: Launch, streams: TorchStates | LeftAlone
     ) -> None:
         workers, seed = launch.workers, launch.seed
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), streams)
+        lanes = min(backend.lanes or usable_cores(), workers)
+        self._scheduler = Scheduler(workers, lanes, streams)
         self._program = launch.program
         self._watch = launch.watch
         self._results: list[Any] = [None] * workers
