@@ -1,7 +1,7 @@
 """Workers that torchrun has started, on one host or on many.
 
 Every process that torchrun starts calls `launch` and becomes the launcher of one worker
-(`cluster.meeting`).
+(`cluster.rendezvous`).
 
 Environment variables are read here and nowhere else: those of torchrun (RANK, WORLD_SIZE,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and
@@ -142,24 +142,24 @@ class Torchrun(Backend):
     def run(self, launch: Launch) -> list[Any]:
         from torch._C._distributed_c10d import PrefixStore
 
-        from flockstep.backends.cluster.meeting import Meeting, be_worker
+        from flockstep.backends.cluster.rendezvous import Rendezvous, be_worker
 
         world = World.read()
         self.size(launch.workers)
         store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
-        with Meeting(
+        with Rendezvous(
             store, world.host, world.rank, world.size, world.secret, launch.on_failure
-        ) as meeting:
+        ) as rendezvous:
             threads = max(1, usable_cores() // world.local_size)
-            ticket = meeting.ticket(launch.seed, world.store)
+            membership = rendezvous.membership(launch.seed, world.store)
             body = functools.partial(
                 be_worker,
-                ticket=ticket,
-                directory=meeting.directory,
+                membership=membership,
+                directory=rendezvous.directory,
                 threads=threads,
                 program=launch.program,
             )
-            return meeting.launch(self._local, replace(launch, program=body))
+            return rendezvous.launch(self._local, replace(launch, program=body))
 
 
 _launches = 0
@@ -178,7 +178,7 @@ def _store(world: World) -> Store:
     """The connection to torchrun's store, one for the process."""
     from torch._C._distributed_c10d import TCPStore
 
-    from flockstep.backends.cluster.meeting import GATHER_SECONDS
+    from flockstep.backends.cluster.rendezvous import GATHER_SECONDS
 
     # Left alone, torch would listen on all interfaces.
     listener = socket.create_server(world.store).detach() if world.hosts_store else None

@@ -4,7 +4,7 @@ what they wait for.
 
 from flockstep.backends.cluster.coordinator import Coordinator
 from flockstep.backends.cluster.service import Service
-from flockstep.backends.cluster.shared import LockedByLine
-from flockstep.backends.cluster.work import Ticket, work
+from flockstep.backends.cluster.shared import CoordinatedTensor
+from flockstep.backends.cluster.work import Membership, work
 
-__all__ = ["Coordinator", "LockedByLine", "Service", "Ticket", "work"]
+__all__ = ["CoordinatedTensor", "Coordinator", "Membership", "Service", "work"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flockstep.backends.base import Backend, Launch, require_linux
 
 if TYPE_CHECKING:
-    from flockstep.backends.local.run import ServerProcess
+    from flockstep.backends.local.run import ForkServerProcess
 
 
 class LocalProcesses(Backend):
@@ -21,7 +21,7 @@ class LocalProcesses(Backend):
 
     def __init__(self) -> None:
         require_linux("local")
-        self._kept: ServerProcess | None = None
+        self._kept: ForkServerProcess | None = None
 
     def __enter__(self) -> LocalProcesses:
         self._kept = self._start_server()
@@ -56,7 +56,7 @@ class LocalProcesses(Backend):
             if server is not self._kept or run.has_workers:
                 server.stop()
 
-    def _start_server(self) -> ServerProcess:
-        from flockstep.backends.local.run import ServerProcess
+    def _start_server(self) -> ForkServerProcess:
+        from flockstep.backends.local.run import ForkServerProcess
 
-        return ServerProcess()
+        return ForkServerProcess()

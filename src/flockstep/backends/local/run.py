@@ -20,15 +20,15 @@ from typing import Any, TextIO
 from flockstep.backends.base import Launch, describe_deadlock
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
-from flockstep.backends.local.comm import Group
-from flockstep.backends.local.seat import (
+from flockstep.backends.local.comm import LocalGroup
+from flockstep.backends.local.process_slot import (
     LOOKS,
     OUTCOME,
     STATE,
     STEPS,
     WAITING,
     WAITS,
-    Board,
+    StatusTable,
 )
 from flockstep.backends.local.worker_process import Orders, Outcome
 from flockstep.errors import (
@@ -48,13 +48,13 @@ gc.disable()
 import json, sys
 descriptor, path, arguments = json.loads(sys.argv[1])
 sys.path[:], sys.argv[:] = path, arguments
-from flockstep.backends.local.server import main
+from flockstep.backends.local.fork_server import main
 main(descriptor)
 """
 
 
-class ServerProcess:
-    """The launcher's end of a server."""
+class ForkServerProcess:
+    """The launcher's end of a fork server."""
 
     def __init__(self) -> None:
         self.socket, theirs = _socket_pair()
@@ -108,7 +108,7 @@ def _inherited(stream: TextIO | None) -> int | None:
 class Run:
     """A run of a program by workers that a server forks."""
 
-    def __init__(self, server: ServerProcess, launch: Launch, first_rank: int) -> None:
+    def __init__(self, server: ForkServerProcess, launch: Launch, first_rank: int) -> None:
         self._server = server
         self._launch = launch
         self._workers = launch.workers
@@ -122,12 +122,12 @@ class Run:
 
     def __enter__(self) -> Run:
         self._arena = Arena.create()
-        self._board_offset = self._arena.allocate(Board.nbytes(self._workers))
-        self._board = Board(self._arena, self._board_offset, self._workers)
+        self._table_offset = self._arena.allocate(StatusTable.nbytes(self._workers))
+        self._table = StatusTable(self._arena, self._table_offset, self._workers)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        del self._board
+        del self._table
         self._arena.close()
 
     def _give_orders(self) -> None:
@@ -137,8 +137,8 @@ class Run:
             first_rank=self._first_rank,
             seed=self._launch.seed,
             on_failure=self._launch.on_failure,
-            board=self._board_offset,
-            group=arena.allocate(Group.nbytes(workers)),
+            status_table=self._table_offset,
+            group=arena.allocate(LocalGroup.nbytes(workers)),
             program=payload.store(arena, self._launch.program),
         )
         self._alive = set(range(workers))
@@ -158,7 +158,7 @@ class Run:
                 while self._exits:
                     self._collect(*self._exits.popleft())
                 if watch:
-                    watch(self._board.rows[:, STEPS].tolist())
+                    watch(self._table.rows[:, STEPS].tolist())
                 self._look_for_deadlock()
         except BaseException:
             self._stop_workers()
@@ -183,10 +183,10 @@ class Run:
     def _collect(self, index: int, exit_code: int) -> None:
         """Take over what a worker that has ended left behind."""
         rank = self._first_rank + index
-        place = int(self._board.rows[index, OUTCOME])
+        place = int(self._table.rows[index, OUTCOME])
         if not place:
-            self._board.lose(index, exit_code)
-            loss = self._board.loss(index, self._first_rank)
+            self._table.lose(index, exit_code)
+            loss = self._table.loss(index, self._first_rank)
             if self._launch.on_failure == "stop":
                 raise loss
             self._results[index] = self._losses[index] = loss
@@ -207,7 +207,7 @@ class Run:
         """All wait, and each has looked twice since all wait: nobody can change anything any
         more.
         """
-        rows = self._board.rows[sorted(self._alive)].tolist()  # a copy, as of this moment
+        rows = self._table.rows[sorted(self._alive)].tolist()  # a copy, as of this moment
         if not rows or any(row[STATE] != WAITING for row in rows):
             self._suspicion = None
             return
@@ -218,7 +218,7 @@ class Run:
             raise DeadlockError(self._describe())
 
     def _describe(self) -> str:
-        waiting = {rank: self._board.said(rank) for rank in self._alive}
+        waiting = {rank: self._table.said(rank) for rank in self._alive}
         return describe_deadlock(
             [waiting.get(rank) for rank in range(self._workers)],
             self._first_rank,

@@ -17,16 +17,16 @@ import torch
 from flockstep.backends.base import Stopped, usable_cores
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
-from flockstep.backends.local.comm import Group, LocalComm
-from flockstep.backends.local.seat import (
+from flockstep.backends.local.comm import LocalComm, LocalGroup
+from flockstep.backends.local.process_slot import (
     BEGAN,
     ENDED,
     OUTCOME,
     RUNNING,
     STATE,
-    Bells,
-    Board,
-    Seat,
+    ProcessSlot,
+    StatusTable,
+    WakeupPipes,
 )
 from flockstep.backends.local.survivors import SurvivingComm
 from flockstep.comm import Clock
@@ -44,7 +44,7 @@ class Orders:
     first_rank: int  # of these workers, where they are part of a larger world
     seed: int
     on_failure: str
-    board: int
+    status_table: int
     group: int
     program: int
 
@@ -58,36 +58,36 @@ class Outcome:
     trace: str = ""
 
 
-def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
+def work(arena: Arena, pipes: WakeupPipes, orders: Orders, rank: int) -> None:
     """Run the program as worker `rank` and leave its outcome in the arena."""
     # Ctrl-C reaches the launcher, which stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     _die_with_parent()
     _print_whole_lines()
-    board = Board(arena, orders.board, orders.workers)
-    seat = Seat(arena, board, bells, rank)
-    seat.status[STATE] = RUNNING
+    table = StatusTable(arena, orders.status_table, orders.workers)
+    slot = ProcessSlot(arena, table, pipes, rank)
+    slot.status[STATE] = RUNNING
     try:
-        seat.status[OUTCOME] = _store(arena, _run(seat, orders), orders.first_rank + rank)
+        slot.status[OUTCOME] = _store(arena, _run(slot, orders), orders.first_rank + rank)
     except Stopped:
         return
-    seat.status[STATE] = ENDED
+    slot.status[STATE] = ENDED
 
 
-def _run(seat: Seat, orders: Orders) -> Outcome:
+def _run(slot: ProcessSlot, orders: Orders) -> Outcome:
     torch.set_num_threads(max(1, usable_cores() // orders.workers))
-    seed_torch(orders.seed, orders.first_rank + seat.rank)
+    seed_torch(orders.seed, orders.first_rank + slot.rank)
     try:
-        program = payload.load_private(seat.arena, orders.program)
-        group = Group(seat, orders.group, tuple(range(orders.workers)))
+        program = payload.load_private(slot.arena, orders.program)
+        group = LocalGroup(slot, orders.group, tuple(range(orders.workers)))
         kind = SurvivingComm if orders.on_failure == "continue" else LocalComm
-        comm = kind(seat, group, orders.seed, seat.meter, Clock())
+        comm = kind(slot, group, orders.seed, slot.meter, Clock())
         with comm.unmetered():
             comm.barrier()  # the clock starts when all are there
         comm.clock.start()
-        seat.meter.clock = comm.now
-        seat.status[BEGAN] = time.monotonic_ns()
+        slot.meter.clock = comm.now
+        slot.status[BEGAN] = time.monotonic_ns()
         return Outcome(program(comm))
     except Stopped:
         raise

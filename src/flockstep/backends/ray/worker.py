@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from flockstep.backends.base import Stopped, usable_cores
-from flockstep.backends.cluster import Ticket, work
+from flockstep.backends.cluster import Membership, work
 from flockstep.backends.local.worker_process import Outcome
 from flockstep.backends.ray.parcel import Parcel, pack, unpack
 from flockstep.errors import FlockstepError, WorkerError, worker_error
@@ -55,13 +55,15 @@ class WorkerActor:
     def place(self) -> Place:
         return Place(node_id(), ray.util.get_node_ip_address())
 
-    def run(self, ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Parcel | None:
+    def run(
+        self, membership: Membership, program: Parcel, homes: Any, neighbours: int
+    ) -> Parcel | None:
         """Be a worker of a run; returns its outcome, or None if it was stopped. `neighbours`
         share this host.
         """
         with _printing_to(self._printed):
             try:
-                return _packed(_run(ticket, program, homes, neighbours), ticket.rank)
+                return _packed(_run(membership, program, homes, neighbours), membership.rank)
             except Stopped:
                 return None
 
@@ -72,15 +74,17 @@ class WorkerActor:
             yield printed
 
 
-def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcome:
+def _run(membership: Membership, program: Parcel, homes: Any, neighbours: int) -> Outcome:
     import torch
 
     from flockstep.backends.ray.shared import maker_of_shared
 
     torch.set_num_threads(max(1, usable_cores() // neighbours))
-    seed_torch(ticket.seed, ticket.rank)
+    seed_torch(membership.seed, membership.rank)
     try:
-        return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))
+        return Outcome(
+            work(membership, unpack(program), maker_of_shared(homes, membership.run.hex()))
+        )
     except Stopped:
         raise
     except BaseException as error:  # noqa: BLE001

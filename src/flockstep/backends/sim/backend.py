@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from flockstep.backends.base import Backend, Launch, Program, usable_cores
-from flockstep.backends.sim.comm import Group, SimComm
+from flockstep.backends.sim.comm import SimComm, SimGroup
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
@@ -74,7 +74,7 @@ class _Simulation:
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0
         ranks = tuple(range(workers))
-        world = Group(ranks, backend.network.between(ranks))
+        world = SimGroup(ranks, backend.network.between(ranks))
         self._comms = [
             SimComm(
                 self._scheduler,

@@ -56,7 +56,7 @@ class Channel:
 
 
 @dataclass
-class Group:
+class SimGroup:
     """What the members of one comm share."""
 
     ranks: tuple[int, ...]  # in the world
@@ -80,7 +80,7 @@ class SimComm(Comm):
     def __init__(
         self,
         scheduler: Scheduler,
-        group: Group,
+        group: SimGroup,
         rank: int,
         seed: int,
         network: Network,
@@ -137,7 +137,7 @@ class SimComm(Comm):
     # --- groups and shared tensors ----------------------------------------------------------------
 
     def split(self, color: int) -> SimComm:
-        def settle(colors: list[Tensor]) -> dict[int, Group]:
+        def settle(colors: list[Tensor]) -> dict[int, SimGroup]:
             groups = {}
             for each in sorted({int(value) for value in colors}):
                 ranks = tuple(
@@ -145,7 +145,7 @@ class SimComm(Comm):
                     for world, value in zip(self._group.ranks, colors, strict=True)
                     if int(value) == each
                 )
-                groups[each] = Group(ranks, self._network.between(ranks))
+                groups[each] = SimGroup(ranks, self._network.between(ranks))
             return groups
 
         with self.meter.call("split"):
