@@ -142,7 +142,7 @@ class Torchrun(Backend):
     def run(self, launch: Launch) -> list[Any]:
         from torch._C._distributed_c10d import PrefixStore
 
-        from flockstep.backends.cluster.rendezvous import Rendezvous, be_worker
+        from flockstep.backends.cluster import Rendezvous, be_worker
 
         world = World.read()
         self.size(launch.workers)
@@ -178,7 +178,7 @@ def _store(world: World) -> Store:
     """The connection to torchrun's store, one for the process."""
     from torch._C._distributed_c10d import TCPStore
 
-    from flockstep.backends.cluster.rendezvous import GATHER_SECONDS
+    from flockstep.backends.cluster import GATHER_SECONDS
 
     # Left alone, torch would listen on all interfaces.
     listener = socket.create_server(world.store).detach() if world.hosts_store else None

@@ -180,9 +180,25 @@ class ClusterComm(Comm):
         """Wait until all members have come to the same call; who they are, and what each of them
         brings.
         """
-        self._seq += 1
+        said = self._next_call(call, text, must=must, data=data, root=root, moves=moves)
         self._last = None
-        said = {
+        return self.context.control.ask("join", call, late=False, **said)
+
+    def _next_call(
+        self,
+        call: str,
+        text: str,
+        *,
+        must: str | None = None,
+        data: Any = None,
+        root: int | None = None,
+        moves: bool = False,
+    ) -> dict[str, Any]:
+        """Number the next call of this comm; what the coordinator is to know of it."""
+        self._seq += 1
+        return {
+            "group": self.name,
+            "seq": self._seq,
             "call": call,
             "signature": text,
             "must": must or text,
@@ -190,9 +206,6 @@ class ClusterComm(Comm):
             "root": root,
             "moves": moves,
         }
-        return self.context.control.ask(
-            "join", call, group=self.name, seq=self._seq, late=False, **said
-        )
 
     def _move(
         self,
@@ -236,16 +249,7 @@ class ClusterComm(Comm):
     def _repeat(self, call: str, text: str, tensor: Tensor, move: Move, go: dict[str, Any]) -> None:
         """The call before once more: there is nothing to agree about."""
         control = self.context.control
-        self._seq += 1
-        said = {
-            "call": call,
-            "signature": text,
-            "must": text,
-            "data": None,
-            "root": None,
-            "moves": True,
-        }
-        self._silent = {"group": self.name, "seq": self._seq, **said}
+        self._silent = self._next_call(call, text, moves=True)
         self._attempt(tensor, move, go)
         if self._silent is None:
             control.tell("moved", group=self.name, seq=self._seq)

@@ -4,9 +4,9 @@ can see of it.
 State that processes tell each other stands in the arena, every word with a single writer. To wait
 is to look at it, and to sleep at a pipe until somebody who changed it wakes the sleeper. No wake-up
 is lost: a sleeper says that it sleeps before it looks the last time, a writer looks who sleeps
-after it wrote. Sleepers look up ten times a second all the same. That makes deadlock a fact that the
-launcher can see: when all workers wait, and each has looked again since then in vain, nobody is
-left who could change anything."""
+after it wrote. Sleepers look up ten times a second all the same. That makes deadlock a fact that
+the launcher can see: when all workers wait, and each has looked again since then in vain, nobody
+is left who could change anything."""
 
 from __future__ import annotations
 

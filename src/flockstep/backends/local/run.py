@@ -5,6 +5,7 @@ left behind.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import select
@@ -30,12 +31,11 @@ from flockstep.backends.local.process_slot import (
     WAITS,
     StatusTable,
 )
-from flockstep.backends.local.worker_process import Orders, Outcome
+from flockstep.backends.local.worker_process import Orders
+from flockstep.backends.outcome import result_of
 from flockstep.errors import (
     DeadlockError,
-    FlockstepError,
     WorkerLost,
-    worker_error,
 )
 
 LOOK_SECONDS = 0.05
@@ -191,17 +191,9 @@ class Run:
                 raise loss
             self._results[index] = self._losses[index] = loss
             return
-        try:
-            outcome: Outcome = payload.load_copy(self._arena, place)
-        except Exception as unreadable:  # whatever the objects in the pickle raise
-            raise FlockstepError(
-                f"what rank {rank} returned cannot be read here: {unreadable}"
-            ) from unreadable
-        if outcome.error is not None:
-            error = worker_error(rank, outcome.error)
-            (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
-            raise error
-        self._results[index] = outcome.value
+        self._results[index] = result_of(
+            rank, place, functools.partial(payload.load_copy, self._arena)
+        )
 
     def _look_for_deadlock(self) -> None:
         """All wait, and each has looked twice since all wait: nobody can change anything any

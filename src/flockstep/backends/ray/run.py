@@ -15,12 +15,11 @@ from ray.exceptions import RayActorError
 from torch._C._distributed_c10d import TCPStore
 
 from flockstep.backends.base import Launch
-from flockstep.backends.cluster import Coordinator, Membership, Service
-from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES
-from flockstep.backends.local.worker_process import Outcome
+from flockstep.backends.cluster import RUN_BYTES, TOKEN_BYTES, Coordinator, Membership, Service
+from flockstep.backends.outcome import result_of
 from flockstep.backends.ray.actor_pool import ActorPool
 from flockstep.backends.ray.parcel import pack, unpack
-from flockstep.errors import FlockstepError, worker_error
+from flockstep.errors import FlockstepError
 
 LOOK_SECONDS = 0.05
 # For workers that are asked to stop, before they are killed: others take long to start.
@@ -117,18 +116,9 @@ class Run:
         if parcel is None:
             return
         try:
-            outcome: Outcome = unpack(parcel)
-        except Exception as unreadable:  # noqa: BLE001
-            # Whatever the objects in the pickle raise.
-            error = FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}")
-            error.__cause__ = unreadable
+            self._results[rank] = result_of(rank, parcel, unpack)
+        except FlockstepError as error:
             self._coordinator.fail(error)
-            return
-        if outcome.error is not None:
-            error = worker_error(rank, outcome.error)
-            (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
-            self._coordinator.fail(error)
-        self._results[rank] = outcome.value
 
     def _print(self, output: Any) -> None:
         try:

@@ -14,8 +14,7 @@ import torch
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from flockstep.backends.cluster import CoordinatedTensor
-from flockstep.backends.cluster.comm import ClusterComm, MakeShared
+from flockstep.backends.cluster import ClusterComm, CoordinatedTensor, MakeShared
 from flockstep.backends.ray import homes as memory
 from flockstep.errors import WorkerLost
 
