@@ -328,7 +328,8 @@ class SimComm(Comm):
             end = max(slot.clock, other.clock) + cost
             for each in (slot, other):
                 each.meter.sent(cost)
-                self._scheduler.wake(each, end)
+                # What is not counted takes no time, not even that of waiting for each other.
+                self._scheduler.wake(each, each.clock if each.meter.paused else end)
 
         self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
         return received
