@@ -70,13 +70,12 @@ class Backend(ABC):
         """
         return True
 
-    def size(self, workers: int | None, default: int | None = None) -> int:
+    def size(self, workers: int | None) -> int:
         """How many workers a run has for which `workers` were asked."""
-        chosen = default if workers is None else workers
-        if chosen is None:
+        if workers is None:
             raise InvalidField("'workers' must be given")
-        require_integer("workers", chosen, 1)
-        return chosen
+        require_integer("workers", workers, 1)
+        return workers
 
     @abstractmethod
     def run(self, launch: Launch) -> list[Any]:

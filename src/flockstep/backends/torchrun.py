@@ -129,7 +129,7 @@ class Torchrun(Backend):
     def is_lead(self) -> bool:
         return World.read().rank == 0
 
-    def size(self, workers: int | None, default: int | None = None) -> int:
+    def size(self, workers: int | None) -> int:
         size = World.read().size
         require(
             workers in (None, size),

@@ -1,4 +1,4 @@
-"""The launchers of one run, a process for each rank: they find each other, start their workers and
+"""The launchers of one run, one process per rank: they find each other, start their workers and
 end together.
 
 A launcher's worker runs in a process of its own. So a worker that dies takes nothing with it: its

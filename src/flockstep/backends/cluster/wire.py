@@ -53,8 +53,8 @@ DTYPES = (
 _LAYOUT = struct.Struct(f"!2sHBBB{RUN_BYTES}s{NAME_BYTES}s{MAX_DIMENSIONS}QQd")
 HEADER_BYTES = _LAYOUT.size
 
-# A host that vanishes is noticed when it does not answer the kernel's probes: one a second, four of
-# them.
+# A host that vanishes is noticed when it does not answer the kernel's probes: four of them, one per
+# second.
 _PROBES = {
     socket.TCP_KEEPIDLE: 1,
     socket.TCP_KEEPINTVL: 1,

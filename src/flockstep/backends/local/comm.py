@@ -32,8 +32,8 @@ from flockstep.comm import (
 )
 from flockstep.errors import MismatchError
 
-# Columns of a group's table (a row for each member, twice) and of its channels (a row for each
-# sender and receiver).
+# Columns of a group's table (two rows per member) and of its channels (one row per sender and
+# receiver).
 SEQ, OP, ARG, DTYPE, ELEMENTS, OFFSET, DIRECT, DONE = range(8)
 TAKEN = DONE
 COLUMNS = 8
@@ -77,7 +77,7 @@ class LocalComm(Comm):
         self.clock: Clock = clock
         self._seq = 0
         self._everyone = range(self.size)
-        self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
+        self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) per set
         self._outbox: dict[int, tuple[int, int]] = {}
         self._cores = usable_cores()
 

@@ -27,7 +27,7 @@ from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
-# Columns of the status table, a row for each worker. The last two are the launcher's: how it ended,
+# Columns of the status table, one row per worker. The last two are the launcher's: how it ended,
 # and when that was noticed, or zero. Times are nanoseconds of the system's clock.
 STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, EXIT_CODE, MISSED_AT = range(8)
 COLUMNS = 8
@@ -75,7 +75,7 @@ class StatusTable:
 
 @dataclass(frozen=True)
 class WakeupPipes:
-    """A pipe for each worker: (the end at which it sleeps, the end at which others wake it)."""
+    """One pipe per worker: (the end at which it sleeps, the end at which others wake it)."""
 
     pipes: list[tuple[int, int]]
 

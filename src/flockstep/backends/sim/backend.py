@@ -41,7 +41,7 @@ class Simulator(Backend):
     def run(self, launch: Launch) -> list[Any]:
         simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
-        # One intra-op thread a worker: results must not depend on how many lanes there are.
+        # One intra-op thread per worker: results must not depend on how many lanes there are.
         torch.set_num_threads(1)
         try:
             return simulation.run()

@@ -75,8 +75,6 @@ class SimGroup:
 class SimComm(Comm):
     """A simulated worker's handle on its group."""
 
-    is_virtual = True
-
     def __init__(
         self,
         scheduler: Scheduler,
