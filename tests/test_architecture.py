@@ -113,6 +113,17 @@ def test_the_two_backends_do_not_know_each_other():
             assert not any(f"backends.{other}" in module for module in imports_of(path))
 
 
+def test_no_backend_imports_the_inside_of_another():
+    """What several share stands beside them: `base`, `outcome`, `pickling`."""
+    backends = SOURCE / "backends"
+    for path in backends.rglob("*.py"):
+        own = path.relative_to(backends).parts[0]
+        for module in imports_of(path):
+            _, part, *inside = module.split(".")
+            is_door = part != "backends" or len(inside) < 2
+            assert is_door or inside[0] == own, f"{path}: {module} is the inside of another"
+
+
 def test_everything_public_is_importable_and_documented():
     for name in fs.__all__:
         assert inspect.getdoc(getattr(fs, name)), name

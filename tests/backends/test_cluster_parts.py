@@ -22,11 +22,11 @@ from tests.support.cluster_service import SECONDS, serving
 import flockstep as fs
 from flockstep.backends.base import Stopped
 from flockstep.backends.cluster.calls import Calls
+from flockstep.backends.cluster.completion import LauncherChannel, ResultCollector
+from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.coordinator import Coordinator
-from flockstep.backends.cluster.gathering import Gathering, Messenger
-from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.locks import Lock
-from flockstep.backends.cluster.post import Post
+from flockstep.backends.cluster.mailbox import Mailbox
 from flockstep.backends.cluster.values import (
     decode,
     decode_error,
@@ -441,83 +441,83 @@ def test_locks_exclude_each_other_keep_the_order_and_leave_nobody_waiting(chance
 # --- messages between two workers -----------------------------------------------------------------
 
 
-def test_one_letter_is_under_way_at_a_time(answers):
-    post = Post(answers)
-    post.send(0, 1, "world", "first")
+def test_one_message_is_under_way_at_a_time(answers):
+    mailbox = Mailbox(answers)
+    mailbox.send(0, 1, "world", "first")
     assert answers.take() == {0: {}}
-    post.send(0, 1, "world", "second")
+    mailbox.send(0, 1, "world", "second")
     assert answers.take() == {}
-    post.receive(1, 0, "world")
-    assert answers.take() == {1: {"letter": "first"}}
-    post.taken(1, 0, "world")
+    mailbox.receive(1, 0, "world")
+    assert answers.take() == {1: {"message": "first"}}
+    mailbox.taken(1, 0, "world")
     assert answers.take() == {0: {}}
-    post.receive(1, 0, "world")
-    assert answers.take() == {1: {"letter": "second"}}
+    mailbox.receive(1, 0, "world")
+    assert answers.take() == {1: {"message": "second"}}
 
 
 def test_what_was_not_handed_over_cannot_be_taken(answers):
-    post = Post(answers)
+    mailbox = Mailbox(answers)
     for _ in range(2):
         with pytest.raises(
             WireError, match="rank 1 was handed nothing of rank 0 that it could have taken"
         ):
-            post.taken(1, 0, "world")
-        post.send(0, 1, "world", "letter")  # under way, but not handed over
+            mailbox.taken(1, 0, "world")
+        mailbox.send(0, 1, "world", "message")  # under way, but not handed over
         answers.take()
 
 
 def test_both_may_send_first(answers):
-    post = Post(answers)
-    post.send(0, 1, "world", "a")
-    post.send(1, 0, "world", "b")
+    mailbox = Mailbox(answers)
+    mailbox.send(0, 1, "world", "a")
+    mailbox.send(1, 0, "world", "b")
     assert answers.take() == {0: {}, 1: {}}
-    post.receive(0, 1, "world")
-    post.receive(1, 0, "world")
-    assert answers.take() == {0: {"letter": "b"}, 1: {"letter": "a"}}
+    mailbox.receive(0, 1, "world")
+    mailbox.receive(1, 0, "world")
+    assert answers.take() == {0: {"message": "b"}, 1: {"message": "a"}}
 
 
 def test_who_waits_for_a_lost_peer_hears_so_at_once(answers):
-    post = Post(answers)
-    post.receive(0, 2, "world")
-    post.send(1, 2, "world", "first")
+    mailbox = Mailbox(answers)
+    mailbox.receive(0, 2, "world")
+    mailbox.send(1, 2, "world", "first")
     answers.take()
-    post.send(1, 2, "world", "second")
-    post.lose(2)
+    mailbox.send(1, 2, "world", "second")
+    mailbox.lose(2)
     lost = {"error": "WorkerLost", "lost": 2}
     assert answers.take() == {0: lost, 1: lost}
-    post.send(0, 2, "world", "late")
-    post.receive(1, 2, "world")
+    mailbox.send(0, 2, "world", "late")
+    mailbox.receive(1, 2, "world")
     assert answers.take() == {0: lost, 1: lost}
 
 
 @settings(max_examples=300, deadline=None)
 @given(RANDOM, st.integers(2, 4), st.integers(1, 120))
-def test_letters_arrive_once_in_order_and_nobody_waits_for_the_lost(chance, workers, steps):
+def test_messages_arrive_once_in_order_and_nobody_waits_for_the_lost(chance, workers, steps):
     answers = Answers()
-    post = Post(answers)
+    mailbox = Mailbox(answers)
     alive = set(range(workers))
     waits: dict[int, tuple[str, int]] = {}  # who waits, in what, for whom
     sent: dict[tuple[int, int], int] = defaultdict(int)
     received: dict[tuple[int, int], int] = defaultdict(int)
-    takes: dict[int, int] = {}  # who was handed a letter of whom, and has not taken the tensor
+    takes: dict[int, int] = {}  # who was handed a message of whom, and has not taken the tensor
     for _ in range(steps):
         able = sorted(alive - waits.keys())
         if len(alive) > 1 and chance.random() < 0.03:
             lost = chance.choice(sorted(alive))
             alive.discard(lost)
-            post.lose(lost)
+            mailbox.lose(lost)
         elif able:
             rank = chance.choice(able)
             peer = chance.choice([other for other in range(workers) if other != rank])
             if rank in takes:
-                post.taken(rank, takes.pop(rank), "world")
+                mailbox.taken(rank, takes.pop(rank), "world")
             elif chance.random() < 0.5:
                 sent[rank, peer] += 1
                 waits[rank] = ("send", peer)
-                post.send(rank, peer, "world", [sent[rank, peer]])
+                mailbox.send(rank, peer, "world", [sent[rank, peer]])
             else:
                 waits[rank] = ("receive", peer)
-                post.receive(rank, peer, "world")
+                mailbox.receive(rank, peer, "world")
         for rank, reply in answers.take().items():
             if rank not in alive:
                 continue
@@ -527,7 +527,7 @@ def test_letters_arrive_once_in_order_and_nobody_waits_for_the_lost(chance, work
                 assert peer not in alive
             elif doing == "receive":
                 received[peer, rank] += 1
-                assert reply == {"letter": [received[peer, rank]]}
+                assert reply == {"message": [received[peer, rank]]}
                 takes[rank] = peer
         for rank in alive & waits.keys():
             doing, peer = waits[rank]
@@ -840,22 +840,20 @@ def test_errors_of_any_attributes_and_lengths_can_be_told():
 
 def test_a_launcher_hears_how_the_run_ended():
     with serving() as served:
-        messengers = [Messenger(served.join("guardian", rank), rank) for rank in range(3)]
-        messengers[0].bring({"tensor": torch.arange(3), "model": Net()})
-        messengers[1].bring(None)
-        messengers[2].tell_lost(fs.WorkerLost("", 2, -9, 7))
-        gathering: Gathering = served.gathering
-        while not all(messenger.is_over for messenger in messengers):
-            gathering.tick()
-            assert [messenger.look(0.01) for messenger in messengers] == [None] * 3
-        assert [(lost.rank, lost.exit_code, lost.step) for lost in messengers[0].lost] == [
-            (2, -9, 7)
-        ]
-        results = gathering.results({"tensor": None, "model": Net()})
+        channels = [LauncherChannel(served.join("launcher", rank), rank) for rank in range(3)]
+        channels[0].bring({"tensor": torch.arange(3), "model": Net()})
+        channels[1].bring(None)
+        channels[2].tell_lost(fs.WorkerLost("", 2, -9, 7))
+        collector: ResultCollector = served.collector
+        while not all(channel.is_over for channel in channels):
+            collector.tick()
+            assert [channel.look(0.01) for channel in channels] == [None] * 3
+        assert [(lost.rank, lost.exit_code, lost.step) for lost in channels[0].lost] == [(2, -9, 7)]
+        results = collector.results({"tensor": None, "model": Net()})
         assert torch.equal(results[0]["tensor"], torch.arange(3))
         assert isinstance(results[0]["model"], Net)
-        for messenger in messengers:
-            messenger.close()
+        for channel in channels:
+            channel.close()
 
 
 @pytest.mark.parametrize(
@@ -863,38 +861,41 @@ def test_a_launcher_hears_how_the_run_ended():
 )
 def test_a_verdict_that_is_none_is_refused(verdict):
     with serving() as served:
-        messenger = Messenger(served.join("guardian", 1), 1)
-        while 1 not in served.gathering._lines:
+        channel = LauncherChannel(served.join("launcher", 1), 1)
+        while 1 not in served.collector._connections:
             pass
-        served.gathering._lines[1].say(verdict)
+        served.collector._connections[1].say(verdict)
         with pytest.raises(WireError):
-            messenger.look(SECONDS)
-        messenger.close()
+            channel.look(SECONDS)
+        channel.close()
 
 
 # --- deadlocks ------------------------------------------------------------------------------------
 
 
-def ask(line: Line, outcomes: dict[int, Any], do: str, waits_in: str, **more: Any) -> None:
+def ask(
+    control: ControlChannel, outcomes: dict[int, Any], do: str, waits_in: str, **more: Any
+) -> None:
     try:
-        outcomes[line.rank] = line.ask(do, waits_in, **more)
+        outcomes[control.rank] = control.ask(do, waits_in, **more)
     except (Stopped, fs.FlockstepError) as stopped:
-        outcomes[line.rank] = stopped
+        outcomes[control.rank] = stopped
 
 
 def in_parallel(*calls: Any) -> dict[int, Any]:
-    """Each a line, and what to ask on it; what it came to, by rank."""
+    """Each a control channel, and what to ask on it; what it came to, by rank."""
     outcomes: dict[int, Any] = {}
     threads = [
-        threading.Thread(target=ask, args=(line, outcomes), kwargs=more) for line, more in calls
+        threading.Thread(target=ask, args=(control, outcomes), kwargs=more)
+        for control, more in calls
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
     assert len(outcomes) == len(calls), "somebody still waits"
-    for line, _ in calls:
-        line.close()
+    for control, _ in calls:
+        control.close()
     return outcomes
 
 
@@ -906,8 +907,8 @@ END = {"do": "end", "waits_in": "the end"}
 def test_a_deadlock_names_every_rank_its_call_and_its_line():
     with serving() as served:
         served.renew(3)
-        lines = [served.line(rank) for rank in range(3)]
-        outcomes = in_parallel((lines[0], RECEIVE), (lines[1], BARRIER), (lines[2], END))
+        controls = [served.control(rank) for rank in range(3)]
+        outcomes = in_parallel((controls[0], RECEIVE), (controls[1], BARRIER), (controls[2], END))
         assert all(isinstance(outcome, Stopped) for outcome in outcomes.values())
         failure = served.coordinator.failure
     assert isinstance(failure, fs.DeadlockError)
@@ -926,11 +927,13 @@ def test_a_loss_may_end_a_wait_or_show_that_it_has_no_end():
     ]:
         with serving() as served:
             served.renew(3)
-            lines = [served.line(rank) for rank in range(3)]
-            lines[0].close()
+            controls = [served.control(rank) for rank in range(3)]
+            controls[0].close()
             loss = threading.Timer(0.2, served.coordinator.declare_lost, [0])
             loss.start()
-            outcomes = in_parallel((lines[1], survivors_call[0]), (lines[2], survivors_call[1]))
+            outcomes = in_parallel(
+                (controls[1], survivors_call[0]), (controls[2], survivors_call[1])
+            )
             loss.join()
             failure = served.coordinator.failure
         assert isinstance(failure, fs.DeadlockError) == is_deadlock
@@ -941,41 +944,41 @@ def test_a_loss_may_end_a_wait_or_show_that_it_has_no_end():
 def test_nothing_is_a_deadlock_while_somebody_runs():
     with serving() as served:
         served.renew(2)
-        lines = [served.line(rank) for rank in range(2)]
+        controls = [served.control(rank) for rank in range(2)]
         releasing = threading.Timer(
-            0.3, lambda: lines[1].ask(**{**RECEIVE, "do": "send", "peer": 0, "letter": [0, 1]})
+            0.3, lambda: controls[1].ask(**{**RECEIVE, "do": "send", "peer": 0, "message": [0, 1]})
         )
         releasing.start()
-        assert in_parallel((lines[0], RECEIVE))[0] == {"letter": [0, 1]}
+        assert in_parallel((controls[0], RECEIVE))[0] == {"message": [0, 1]}
         releasing.join()
         assert served.coordinator.failure is None
-        lines[1].close()
+        controls[1].close()
 
 
 def test_the_last_words_of_a_worker_whose_process_is_gone_count():
     with serving() as served:
         served.renew(2)
-        lines = [served.line(rank) for rank in range(2)]
+        controls = [served.control(rank) for rank in range(2)]
         served.coordinator.declare_gone(0)
         assert served.coordinator.lost == {}
-        lines[0].tell("steps", steps=7)
-        lines[0].close()
-        assert lines[1].await_loss((0,), 5.0).step == 7
-        lines[1].close()
+        controls[0].tell("steps", steps=7)
+        controls[0].close()
+        assert controls[1].await_loss((0,), 5.0).step == 7
+        controls[1].close()
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_a_worker_whose_process_is_gone_and_says_nothing_is_lost(is_connected):
     with serving() as served:
         served.renew(2)
-        lines = [served.line(rank) for rank in range(1 - is_connected, 2)]
+        controls = [served.control(rank) for rank in range(1 - is_connected, 2)]
         served.coordinator.declare_gone(0)
         while is_connected and not served.coordinator.lost:
             served.coordinator.tick()
             time.sleep(0.01)
         assert served.coordinator.lost.keys() == {0}
-        for line in lines:
-            line.close()
+        for control in controls:
+            control.close()
 
 
 def test_the_last_loss_is_the_failure():

@@ -171,7 +171,7 @@ def test_flat_parameters_live_in_shared_memory_and_are_exchanged_where_they_lie(
     def program(comm):
         model = torch.nn.Linear(10, 10)
         worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.SyncSGD())
-        arena = comm._seat.arena
+        arena = comm._slot.arena
         return all(
             arena.offset_of(t) is not None for t in (worker.flat.state, worker.flat.gradients)
         )
@@ -216,7 +216,7 @@ def test_a_lock_survives_what_else_is_closed(local):
 
     def program(comm):
         shared = comm.shared("x", torch.zeros(1))
-        arena = comm._seat.arena
+        arena = comm._slot.arena
         if comm.rank == 0:
             with shared.lock():
                 payload.load_private(arena, payload.store(arena, "a map that is dropped at once"))

@@ -24,7 +24,7 @@ import torch
 import flockstep as fs
 from flockstep.backends.ray import Ray
 from flockstep.backends.ray.parcel import pack, unpack
-from flockstep.backends.ray.shared import MappedPart
+from flockstep.backends.ray.shared import MappedShard
 
 ROOT = Path(__file__).parents[2]
 SOON = 20.0  # to end Ray's many processes, on a busy machine
@@ -241,8 +241,8 @@ def test_a_worker_that_was_killed_is_replaced(ray):
 def test_shared_tensors_lie_at_two_homes_whose_memory_workers_of_the_host_map(ray):
     def program(comm):
         shared = comm.shared("x", torch.zeros(1001))
-        return [type(part) is MappedPart for part in shared._parts], [
-            len(part.value) for part in shared._parts
+        return [type(shard) is MappedShard for shard in shared._shards], [
+            len(shard.value) for shard in shared._shards
         ]
 
     assert fs.launch(program, 2, ray) == [([True, True], [500, 501])] * 2
@@ -353,5 +353,5 @@ def test_resources_that_no_host_has_are_an_error():
 
 def test_a_view_travels_without_what_it_is_a_view_of():
     parcel = pack({"view": torch.arange(1_000_000)[5:8]})
-    assert sum(part.nbytes for part in parcel) < 10_000
+    assert sum(shard.nbytes for shard in parcel) < 10_000
     assert unpack(parcel)["view"].tolist() == [5, 6, 7]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flockstep as fs
-from flockstep.backends.cluster.comm import ClusterComm, Station
+from flockstep.backends.cluster.comm import ClusterComm, WorkerContext
 from flockstep.backends.cluster.homes import Homes
 from flockstep.backends.cluster.service import Service
 from flockstep.backends.cluster.shared import Directory, Peers, ShardedTensor
@@ -44,15 +44,15 @@ def homes() -> Iterator[list[ExitStack]]:
 def shared_by(
     homes: list[Any], stack: ExitStack, continues: bool, like: torch.Tensor
 ) -> ShardedTensor:
-    """The shared tensor as the worker of rank 0 sees it. It has no line: nobody takes a lock
-    here.
+    """The shared tensor as the worker of rank 0 sees it. It has no control channel: nobody
+    takes a lock here.
     """
-    line: Any = SimpleNamespace(rank=0)
-    peers = Peers(Directory(tuple(home.address for home in homes), RUN, TOKEN), 0, line)
+    control: Any = SimpleNamespace(rank=0)
+    peers = Peers(Directory(tuple(home.address for home in homes), RUN, TOKEN), 0)
     stack.callback(lambda: [connection.close() for connection in peers._connections.values()])
-    station: Any = Station(line, None, 0, continues, None, None)  # type: ignore[arg-type]
+    context: Any = WorkerContext(control, None, 0, continues, None, None)  # type: ignore[arg-type]
     return ShardedTensor(
-        ClusterComm(station, "world", RANKS), peers, "centre", like, None, is_first=True
+        ClusterComm(context, "world", RANKS), peers, "centre", like, None, is_first=True
     )
 
 
@@ -77,7 +77,7 @@ def test_the_loss_of_a_home_ends_a_run_that_must_stop(homes):
         centre = shared_by(homes, stack, False, torch.arange(10.0))
         homes[2].close()
         with pytest.raises(
-            fs.WorkerLost, match="home of a part of shared 'centre', is gone"
+            fs.WorkerLost, match="home of a shard of shared 'centre', is gone"
         ) as caught:
             centre.read()
         assert caught.value.rank == 2

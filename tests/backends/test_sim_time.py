@@ -145,6 +145,37 @@ def test_a_sender_that_comes_after_the_message_before_was_taken_does_not_wait():
     assert clocks(program, 2) == pytest.approx([3 * (1 + transfer)] * 2, rel=1e-14)
 
 
+def send_and_recv(comm, tensor):
+    for sender in (0, 1, 1):  # the second of two in a row waits until the first was taken
+        if comm.rank == sender:
+            comm.send(tensor, 1 - sender)
+        else:
+            comm.recv(tensor, sender)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, tensor: comm.exchange(tensor, 1 - comm.rank),
+        send_and_recv,
+        lambda comm, tensor: comm.all_reduce(tensor),
+        lambda comm, tensor: comm.barrier(),
+    ],
+    ids=["exchange", "send", "all_reduce", "barrier"],
+)
+def test_what_is_not_counted_does_not_even_make_workers_wait(call, lanes):
+    """Rank 0 is at 1 s and rank 1 at 2 s, whatever they tell each other."""
+
+    def program(comm):
+        comm.elapse(1.0 + comm.rank)
+        with comm.unmetered():
+            call(comm, torch.ones(1000))
+        assert (comm.meter.ticks_waiting, comm.meter.ticks_sending) == (0, 0)
+
+    assert clocks(program, 2, lanes=lanes) == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_slow_worker_sets_the_pace_of_sync_sgd_but_not_of_ea_wild(lanes):
     slow = fs.Compute(0.01, slow={3: 2.0})

@@ -161,7 +161,7 @@ def test_what_no_header_can_say_is_an_error_of_the_sender(header):
 
 
 def test_a_message_too_long_for_the_receiver_is_not_sent(served):
-    connection = served.join("guardian", 1)
+    connection = served.join("launcher", 1)
     with pytest.raises(WireError, match="more than 16777216: send tensors instead"):
         connection.say({"do": "result", "tree": "x" * wire.MAX_MESSAGE_BYTES, "tensors": 0})
     connection.say({"do": "result", "tree": "short", "tensors": 0})
@@ -196,7 +196,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
         ({"number": -1.0}, "unknown role 'tensors' of rank -1.0"),
         ({"number": 1e300}, "unknown role 'tensors' of rank 1e+300"),
         ({"magic": b"GE"}, "the first two bytes of a frame is wrong (got b'GE')"),
-        ({"version": 2}, "the version, 1 here, of a frame is wrong (got 2)"),
+        ({"version": 1}, "the version, 2 here, of a frame is wrong (got 1)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-",
 )
@@ -216,12 +216,12 @@ def test_who_does_not_belong_is_refused_and_logged_with_its_address(served, capl
 
 
 def test_a_rank_that_nobody_awaits_is_refused(served, caplog):
-    taken = served.join("worker", 1), served.join("guardian", 1)
+    taken = served.join("worker", 1), served.join("launcher", 1)
     for role, rank, reason in [
         ("worker", 1, "rank 1 is not awaited"),
         ("worker", 3, "rank 3 is not awaited"),
-        ("guardian", 1, "the launcher of rank 1 is not awaited"),
-        ("guardian", 3, "the launcher of rank 3 is not awaited"),
+        ("launcher", 1, "the launcher of rank 1 is not awaited"),
+        ("launcher", 3, "the launcher of rank 3 is not awaited"),
     ]:
         with served.stranger() as stranger:
             stranger.send(served.hello(role, rank))
@@ -269,10 +269,10 @@ def test_nobody_is_told_a_secret(served, caplog, capfd):
         connection.socket,
         raised.value,
     ]
-    ticket = fs.backends.cluster.Ticket(
+    membership = fs.backends.cluster.Membership(
         0, 1, 0, "stop", ("h", 1), ("h", 1), served.run, served.token, "h"
     )
-    text = "".join(map(repr, [*things, ticket])) + caplog.text + "".join(capfd.readouterr())
+    text = "".join(map(repr, [*things, membership])) + caplog.text + "".join(capfd.readouterr())
     connection.close()
     assert "wrong token" in caplog.text
     for secret in (served.run, served.token):
@@ -354,7 +354,7 @@ LENGTHS = (
 )
 FIELDS = {
     "magic": st.sampled_from([b"FS", b"fs", b"\0\0"]),
-    "version": st.sampled_from([0, 1, 2, 65535]),
+    "version": st.sampled_from([0, 1, 2, 3, 65535]),
     "kind": st.sampled_from(KINDS) | NUMBERS,
     "dtype": NUMBERS,
     "dimensions": NUMBERS,
@@ -475,7 +475,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"do": "join", "group": "world/1.0", "seq": 1, **JOIN, **WAIT},
     {"do": "moved", "group": "world", "seq": 1},
     {"do": "report", "group": "world", "seq": 1, "ok": True, **WAIT},
-    {"do": "send", "peer": 1, "group": "world", "letter": [0, 5], **WAIT},
+    {"do": "send", "peer": 1, "group": "world", "message": [0, 5], **WAIT},
     {"do": "receive", "peer": 1, "group": "world", **WAIT},
     {"do": "taken", "peer": 1, "group": "world"},
     {"do": "lock", "lock": "l", "group": "world", "in_turn": True, **WAIT},
@@ -493,12 +493,12 @@ def test_every_message_of_this_table_is_one_that_the_coordinator_knows():
         said["do"] for said in TO_COORDINATOR
     } == fs.backends.cluster.messages.FROM_WORKERS.keys()
     assert {
-        said["do"] for said in TO_GATHERING
+        said["do"] for said in TO_COLLECTOR
     } == fs.backends.cluster.messages.FROM_LAUNCHERS.keys()
 
 
-def barrier(line: Any, results: list[Any]) -> None:
-    results.append(line.ask("join", "barrier", group="world", seq=1, **JOIN | {"moves": False}))
+def barrier(control: Any, results: list[Any]) -> None:
+    results.append(control.ask("join", "barrier", group="world", seq=1, **JOIN | {"moves": False}))
 
 
 def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(served):
@@ -511,7 +511,7 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(served):
     )
     def fuzz(messages, nonsense):
         served.renew(workers=3)
-        lines = [served.line(rank) for rank in (1, 2)]
+        controls = [served.control(rank) for rank in (1, 2)]
         with served.stranger() as stranger:
             said = [*messages, *([] if nonsense is None else [nonsense])]
             stranger.send(served.hello("worker", 0) + b"".join(map(served.message, said)))
@@ -521,14 +521,14 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(served):
             assert set(kinds) <= {WELCOME, MESSAGE, REFUSED}
         served.coordinator.declare_lost(0)
         results: list[Any] = []
-        others = [threading.Thread(target=barrier, args=(line, results)) for line in lines]
+        others = [threading.Thread(target=barrier, args=(control, results)) for control in controls]
         for other in others:
             other.start()
         for other in others:
             other.join(SECONDS)
         assert [result["members"] for result in results] == [[1, 2]] * 2
-        for line in lines:
-            line.close()
+        for control in controls:
+            control.close()
 
     fuzz()
     goes_on(served)
@@ -548,7 +548,7 @@ TREES = [
     {"tensor": 1}, {"tensor": -1}, {"error": {}}, {"module": [{"dict": []}]},
     {"module": ["m", {"dict": [3]}]},
 ]  # fmt: skip
-TO_GATHERING: list[dict[str, Any]] = [
+TO_COLLECTOR: list[dict[str, Any]] = [
     {"do": "lost", "exit_code": -9, "step": 4},
     {"do": "raised", "error": ERROR},
     {"do": "result", "tree": {"list": [1.5, {"tensor": 0}]}, "tensors": 1},
@@ -560,7 +560,7 @@ def test_a_launcher_that_talks_nonsense_is_refused(served):
     tensor = bytes(raw(torch.ones(3)))
     results = st.sampled_from([*TREES, {"list": [TREES[1]] * 3}]) | JUNK
     messages = (
-        st.sampled_from(TO_GATHERING).flatmap(spoilt)
+        st.sampled_from(TO_COLLECTOR).flatmap(spoilt)
         | results.map(lambda tree: {"do": "result", "tree": tree, "tensors": 1})
         | spoilt(ERROR).map(lambda error: {"do": "raised", "error": error})
     )
@@ -570,7 +570,7 @@ def test_a_launcher_that_talks_nonsense_is_refused(served):
     def fuzz(messages, with_tensors, nonsense):
         served.renew()
         with served.stranger() as stranger:
-            stranger.send(served.hello("guardian", 0))
+            stranger.send(served.hello("launcher", 0))
             for said in messages:
                 is_result = said.get("do") == "result" and with_tensors
                 stranger.send(
@@ -581,7 +581,7 @@ def test_a_launcher_that_talks_nonsense_is_refused(served):
                 stranger.send(served.message(nonsense))
             stranger.hang_up()
             assert {kind for kind, _, _ in stranger.answers()} <= {WELCOME, REFUSED}
-        served.gathering.results(None)  # what was not refused can be read
+        served.collector.results(None)  # what was not refused can be read
         assert served.coordinator.lost.keys() <= {0}
         assert served.coordinator.lost or served.coordinator.failure
 
@@ -591,7 +591,7 @@ def test_a_launcher_that_talks_nonsense_is_refused(served):
 
 
 @pytest.mark.parametrize("nonsense", NO_MESSAGES, ids=lambda nonsense: repr(nonsense[:20]))
-@pytest.mark.parametrize("role", ["worker", "guardian"])
+@pytest.mark.parametrize("role", ["worker", "launcher"])
 def test_what_is_no_message_is_refused_and_logged(served, caplog, role, nonsense):
     with served.stranger() as stranger:
         stranger.send(served.hello(role) + served.message(nonsense))
@@ -739,7 +739,7 @@ def test_a_result_that_announces_much_gets_little(served):
     with served.stranger() as stranger:
         said = served.message({"do": "result", "tree": None, "tensors": (1 << 63) - 1})
         announced = frame(TENSOR, served.run, shape=(1 << 38,), length=1 << 40)
-        stranger.send(served.hello("guardian") + said + announced)
+        stranger.send(served.hello("launcher") + said + announced)
         stranger.hang_up()
         stranger.answers()
     assert peak() < before + 600 * MEGABYTE
@@ -854,7 +854,7 @@ def test_a_service_closes_at_once_whoever_is_connected():
                 stranger = stack.enter_context(served.stranger())
                 if number < 20:
                     stranger.send(
-                        served.hello(["tensors", "worker", "guardian"][number % 3], number // 3 % 3)
+                        served.hello(["tensors", "worker", "launcher"][number % 3], number // 3 % 3)
                     )
                     stranger.send(frame(CREATE, served.run, shape=(9,), length=36))
             began = time.monotonic()

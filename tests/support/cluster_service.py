@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from flockstep.backends.cluster.completion import ResultCollector
+from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.coordinator import Coordinator
-from flockstep.backends.cluster.gathering import Gathering
 from flockstep.backends.cluster.homes import Homes
-from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.service import Service
 from flockstep.backends.cluster.wire import (
     HELLO,
@@ -38,7 +38,7 @@ def frame(
     payload: bytes = b"",
     *,
     magic: bytes = b"FS",
-    version: int = 1,
+    version: int = 2,
     name: bytes = b"",
     dtype: int = 0,
     dimensions: int | None = None,
@@ -66,14 +66,14 @@ class Serving:
         roles: dict[str, Any] = {
             "tensors": lambda connection, _: self.homes.serve(connection),
             "worker": lambda connection, rank: self.coordinator.serve(connection, rank),
-            "guardian": lambda connection, rank: self.gathering.serve(connection, rank),
+            "launcher": lambda connection, rank: self.collector.serve(connection, rank),
         }
         self.service = Service("127.0.0.1", self.run, self.token, roles)
         self.deaths: list[threading.ExceptHookArgs] = []  # of threads, with a traceback
 
     def renew(self, workers: int = 3, on_failure: str = "continue") -> None:
         self.coordinator = Coordinator(workers, on_failure)
-        self.gathering = Gathering(self.coordinator, workers)
+        self.collector = ResultCollector(self.coordinator, workers)
 
     def hello(self, role: str, rank: int = 0) -> bytes:
         return frame(HELLO, self.run, self.token, name=role.encode(), number=rank)
@@ -85,8 +85,8 @@ class Serving:
     def join(self, role: str, rank: int = 0) -> Connection:
         return connect(self.service.address, self.run, self.token, role, rank, SECONDS)
 
-    def line(self, rank: int) -> Line:
-        return Line(self.join("worker", rank), rank)
+    def control(self, rank: int) -> ControlChannel:
+        return ControlChannel(self.join("worker", rank), rank)
 
     @contextmanager
     def stranger(self) -> Iterator[Stranger]:

@@ -10,7 +10,7 @@ import torch
 
 import flockstep as fs
 from flockstep.backends.ray import Ray
-from flockstep.backends.ray.shared import DistantPart
+from flockstep.backends.ray.shared import RemoteShard
 from flockstep.backends.ray.worker import node_id
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64]
@@ -21,7 +21,7 @@ def values(comm: fs.Comm) -> list[bool]:
     right = []
     for dtype in DTYPES:
         shared = comm.shared(str(dtype), torch.zeros(7).to(dtype))
-        kinds = {type(part) is DistantPart for part in shared._parts}
+        kinds = {type(shard) is RemoteShard for shard in shared._shards}
         if comm.rank == 0:
             shared.write(torch.arange(7).to(dtype))
             shared.add(torch.ones(7).to(dtype), scale=2)
@@ -44,7 +44,7 @@ def without_home(comm: fs.Comm) -> str:
     shared = comm.shared("x", torch.zeros(4))
     comm.barrier()
     if comm.rank == 0:
-        ray.kill(next(part._actor for part in shared._parts if isinstance(part, DistantPart)))
+        ray.kill(next(shard._actor for shard in shared._shards if isinstance(shard, RemoteShard)))
         try:
             for _ in range(100):  # it dies when Ray comes to it
                 shared.read()

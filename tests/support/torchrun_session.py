@@ -78,8 +78,8 @@ class TorchrunSession(fs.Backend):
         (self._folder / "socket").unlink()
         self._folder.rmdir()
 
-    def size(self, workers: int | None, default: int | None = None) -> int:
-        return workers or default or RANKS
+    def size(self, workers: int | None) -> int:
+        return workers or RANKS
 
     def run(self, launch: fs.Launch) -> list[Any]:
         watch, workers = launch.watch, launch.workers

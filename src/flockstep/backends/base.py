@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -68,13 +70,12 @@ class Backend(ABC):
         """
         return True
 
-    def size(self, workers: int | None, default: int | None = None) -> int:
+    def size(self, workers: int | None) -> int:
         """How many workers a run has for which `workers` were asked."""
-        chosen = default if workers is None else workers
-        if chosen is None:
+        if workers is None:
             raise InvalidField("'workers' must be given")
-        require_integer("workers", chosen, 1)
-        return chosen
+        require_integer("workers", workers, 1)
+        return workers
 
     @abstractmethod
     def run(self, launch: Launch) -> list[Any]:
@@ -82,6 +83,25 @@ class Backend(ABC):
 
         With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it
         when nobody is left."""
+
+
+def require_linux(backend: str) -> None:
+    """Raise unless this is Linux, whose pipes, locks, shared memory and process control the
+    backends of real processes are built on. The simulator runs wherever torch does.
+    """
+    if sys.platform != "linux":
+        raise InvalidField(
+            f"backend {backend!r} needs Linux (this is {sys.platform}): use backend='sim'"
+        )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: those that SLURM or taskset leave to it, where the
+    system can say so.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def source_line(frame: FrameType | None) -> str:

@@ -1,15 +1,16 @@
 """Workers that torchrun has started, on one host or on many.
 
 Every process that torchrun starts calls `launch` and becomes the launcher of one worker
-(`cluster.meeting`).
+(`cluster.rendezvous`).
 
 Environment variables are read here and nowhere else: those of torchrun (RANK, WORLD_SIZE,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and
-FLOCKSTEP_TOKEN, the run's secret."""
+FLOCKSTEP_TOKEN, the run's secret.
+
+What is not there on every system where torch is, is imported when a run begins."""
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import socket
@@ -17,15 +18,15 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-
-from flockstep.backends.base import Backend, Launch
-from flockstep.backends.cluster.meeting import GATHER_SECONDS, Meeting, be_worker
+from flockstep.backends.base import Backend, Launch, require_linux, usable_cores
 from flockstep.backends.local import LocalProcesses
 from flockstep.errors import InvalidField
 from flockstep.fields import require
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 SIOCGIFADDR = 0x8915
 
@@ -111,6 +112,7 @@ class Torchrun(Backend):
     backend=backend)`."""
 
     def __init__(self) -> None:
+        require_linux("torchrun")
         self._local = LocalProcesses()
 
     def __enter__(self) -> Torchrun:
@@ -127,7 +129,7 @@ class Torchrun(Backend):
     def is_lead(self) -> bool:
         return World.read().rank == 0
 
-    def size(self, workers: int | None, default: int | None = None) -> int:
+    def size(self, workers: int | None) -> int:
         size = World.read().size
         require(
             workers in (None, size),
@@ -138,24 +140,26 @@ class Torchrun(Backend):
         return size
 
     def run(self, launch: Launch) -> list[Any]:
+        from torch._C._distributed_c10d import PrefixStore
+
+        from flockstep.backends.cluster import Rendezvous, be_worker
+
         world = World.read()
         self.size(launch.workers)
         store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
-        with Meeting(
+        with Rendezvous(
             store, world.host, world.rank, world.size, world.secret, launch.on_failure
-        ) as meeting:
-            # Those that SLURM or taskset leave to this process, not the host's.
-            cores = len(os.sched_getaffinity(0))
-            threads = max(1, cores // world.local_size)
-            ticket = meeting.ticket(launch.seed, world.store)
+        ) as rendezvous:
+            threads = max(1, usable_cores() // world.local_size)
+            membership = rendezvous.membership(launch.seed, world.store)
             body = functools.partial(
                 be_worker,
-                ticket=ticket,
-                directory=meeting.directory,
+                membership=membership,
+                directory=rendezvous.directory,
                 threads=threads,
                 program=launch.program,
             )
-            return meeting.launch(self._local, replace(launch, program=body))
+            return rendezvous.launch(self._local, replace(launch, program=body))
 
 
 _launches = 0
@@ -172,6 +176,10 @@ def _next_launch() -> int:
 @functools.cache
 def _store(world: World) -> Store:
     """The connection to torchrun's store, one for the process."""
+    from torch._C._distributed_c10d import TCPStore
+
+    from flockstep.backends.cluster import GATHER_SECONDS
+
     # Left alone, torch would listen on all interfaces.
     listener = socket.create_server(world.store).detach() if world.hosts_store else None
     return TCPStore(
@@ -184,6 +192,8 @@ def _store(world: World) -> Store:
 
 
 def _address_of(interface: str) -> str:
+    import fcntl
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))

@@ -68,7 +68,6 @@ class Comm(ABC):
     seed: int
     meter: Meter
     clock: Clock | None = None  # where time passes by itself
-    is_virtual = False  # whether time passes only as workers say, and all of them share a process
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -4,10 +4,10 @@ their names.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from flockstep.data.formats import unpacked
 from flockstep.errors import DataError
 
 _MD5 = functools.partial(hashlib.md5, usedforsecurity=False)
+LOCKED_BYTE = (1 << 31) - 2  # the last but one whose place fits into 31 bits, as Windows wants
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class Partial:
 
     def __exit__(self, *_: object) -> None:
         if not self.size:
+            self._close_on_windows()
             self.path.unlink(missing_ok=True)
         self.file.close()
 
@@ -240,12 +242,22 @@ class Partial:
         """Take the final name, over whatever has it."""
         with _on_disk(self.path):
             os.fsync(self.file.fileno())
+            self._close_on_windows()
             self.path.replace(self.final)
 
     def discard(self) -> None:
         """Be gone."""
         with _on_disk(self.path):
+            self._close_on_windows()
             self.path.unlink()
+
+    def _close_on_windows(self) -> None:
+        """Windows renames and removes no file that is open. If another program takes the file up
+        just then, Windows refuses, and nothing is lost. Elsewhere the lock is held until it is
+        done.
+        """
+        if sys.platform == "win32":
+            self.file.close()
 
     def _locked(self) -> FileIO:
         while True:
@@ -253,18 +265,40 @@ class Partial:
                 file = closing.enter_context(
                     FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
                 )
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
+                if not _try_lock(file):
                     raise DataError(
                         f"{self.path} must be written by one program at a time (another does)"
-                    ) from error
+                    )
                 # Between the two calls its last owner may have given it its final name: then the
                 # lock is of no use.
                 with suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
                         closing.pop_all()
                         return file
+
+
+def _try_lock(file: FileIO) -> bool:
+    """Lock an open file unless another program has. The system frees the lock when the file is
+    closed, also of a program that is killed: a lock file of ours would stay behind.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+
+        # Windows lets nobody else read what is locked, so that is a byte behind all content.
+        file.seek(LOCKED_BYTE)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

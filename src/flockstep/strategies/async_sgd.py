@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_flag, require_number
-from flockstep.strategies._server import Server
+from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
@@ -22,7 +22,7 @@ ONE = torch.ones(1, dtype=torch.int64)
 
 @dataclass
 class AsyncSGDState:
-    server: Server
+    server: ParameterServer
     read_at: int = 0  # the clock when this worker last read
 
     velocity: SharedTensor | None = handle()  # the server's momentum
@@ -79,7 +79,7 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         comm, own = worker.comm, worker.flat.parameters
         velocity = comm.shared("velocity", torch.zeros_like(own)) if self.momentum else None
         clock = comm.shared("clock", torch.zeros_like(ONE)) if self.staleness_aware else None
-        return AsyncSGDState(Server.of(worker), velocity=velocity, clock=clock)
+        return AsyncSGDState(ParameterServer.of(worker), velocity=velocity, clock=clock)
 
     def optimizer_step(self, worker: Worker, state: AsyncSGDState) -> None:
         server = state.server
@@ -92,7 +92,7 @@ class AsyncSGD(Strategy[AsyncSGDState]):
             self._push(state, server.change(worker))
             server.fetch(worker)
 
-    def _compensate(self, worker: Worker, server: Server) -> None:
+    def _compensate(self, worker: Worker, server: ParameterServer) -> None:
         gradients = worker.flat.gradients
         moved = server.value.read().to(gradients.device) - server.read
         gradients.addcmul_(gradients.square(), moved, value=self.delay_compensation)

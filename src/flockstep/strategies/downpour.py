@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flockstep.fields import require_integer
-from flockstep.strategies._server import Server
+from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Downpour(Strategy[Server]):
+class Downpour(Strategy[ParameterServer]):
     """Add up changes locally, push their sum every n steps, fetch parameters every m.
 
         a ← a − η g(x_i);  x_i ← x_i − η g(x_i)        each step
@@ -56,10 +56,10 @@ class Downpour(Strategy[Server]):
     def waits(self) -> bool:
         return False
 
-    def init(self, worker: Worker) -> Server:
-        return Server.of(worker)
+    def init(self, worker: Worker) -> ParameterServer:
+        return ParameterServer.of(worker)
 
-    def after_step(self, worker: Worker, state: Server) -> None:
+    def after_step(self, worker: Worker, state: ParameterServer) -> None:
         pushes, fetches = (
             worker.steps % self.push_period == 0,
             worker.steps % self.fetch_period == 0,
@@ -75,11 +75,11 @@ class Downpour(Strategy[Server]):
                 # What was changed since then and not pushed is still x_i − read.
                 state.read.sub_(unsent)
 
-    def _push(self, worker: Worker, state: Server) -> None:
+    def _push(self, worker: Worker, state: ParameterServer) -> None:
         state.value.add(state.change(worker))
         state.read.copy_(worker.flat.parameters)
 
-    def preview(self, worker: Worker, state: Server) -> Tensor:
+    def preview(self, worker: Worker, state: ParameterServer) -> Tensor:
         settled, count = state.preview(worker), worker.flat.count
         unsent = torch.zeros_like(state.read)
         if self._has_unsent(worker):
@@ -98,7 +98,7 @@ class Downpour(Strategy[Server]):
             if total[-1]:  # or else the one who leads was just lost
                 return total[:-1]
 
-    def finish(self, worker: Worker, state: Server) -> None:
+    def finish(self, worker: Worker, state: ParameterServer) -> None:
         with state.value.lock(in_turn=True):  # so that the sum is the same whoever comes first
             if self._has_unsent(worker):
                 self._push(worker, state)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from flockstep.strategies._server import Server
+from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class HogwildState:
-    server: Server
+    server: ParameterServer
 
     is_direct: bool = handle()  # whether the model's parameters are the shared memory itself
 
@@ -53,7 +53,7 @@ class Hogwild(Strategy[HogwildState]):
         return False
 
     def init(self, worker: Worker) -> HogwildState:
-        server = Server.of(worker)
+        server = ParameterServer.of(worker)
         pages = server.value.pages()
         is_direct = (
             pages is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flockstep.comm import SharedTensor
 from flockstep.fields import require_integer
-from flockstep.strategies._server import Server
+from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
@@ -22,7 +22,7 @@ FOREVER = 1 << 40  # steps ahead of everybody: nobody waits for who has finished
 
 @dataclass
 class StaleSyncState:
-    server: Server
+    server: ParameterServer
     tick: Tensor  # adds one to this worker's clock
     largest_lead: int = 0  # over the slowest, at the start of any step
 
@@ -67,7 +67,7 @@ class StaleSync(Strategy[StaleSyncState]):
         tick = torch.zeros(comm.size, dtype=torch.int64)
         clocks = comm.shared("clocks", tick)
         tick[comm.rank] = 1
-        return StaleSyncState(Server.of(worker), tick, clocks=clocks)
+        return StaleSyncState(ParameterServer.of(worker), tick, clocks=clocks)
 
     def before_step(self, worker: Worker, state: StaleSyncState) -> None:
         comm = worker.comm

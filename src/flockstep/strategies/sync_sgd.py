@@ -12,7 +12,7 @@ from flockstep.codecs import Codec
 from flockstep.comm import require_algorithm
 from flockstep.fields import require
 from flockstep.strategies._compressed import Averager, require_codec
-from flockstep.strategies._server import mean_buffers
+from flockstep.strategies._parameter_server import mean_buffers
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:

@@ -2,9 +2,25 @@
 what they wait for.
 """
 
+from flockstep.backends.cluster.comm import ClusterComm, MakeShared
 from flockstep.backends.cluster.coordinator import Coordinator
+from flockstep.backends.cluster.rendezvous import GATHER_SECONDS, Rendezvous, be_worker
 from flockstep.backends.cluster.service import Service
-from flockstep.backends.cluster.shared import LockedByLine
-from flockstep.backends.cluster.work import Ticket, work
+from flockstep.backends.cluster.shared import CoordinatedTensor
+from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES
+from flockstep.backends.cluster.work import Membership, work
 
-__all__ = ["Coordinator", "LockedByLine", "Service", "Ticket", "work"]
+__all__ = [
+    "GATHER_SECONDS",
+    "RUN_BYTES",
+    "TOKEN_BYTES",
+    "ClusterComm",
+    "CoordinatedTensor",
+    "Coordinator",
+    "MakeShared",
+    "Membership",
+    "Rendezvous",
+    "Service",
+    "be_worker",
+    "work",
+]

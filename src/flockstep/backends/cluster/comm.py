@@ -1,4 +1,4 @@
-"""`Comm` across hosts: agreement over the line to the coordinator, tensors over torch.distributed.
+"""`Comm` across hosts: agreement over the control channel, tensors over torch.distributed.
 
 The coordinator lets a collective begin when all members have called the same; only then do tensors
 move, so a mismatch is an error and never a hang. A call that repeats the one before moves its
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.cluster import groups
+from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.groups import (
     SLICE,
     Finish,
     Groups,
     patiently,
 )
-from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import DTYPES
 from flockstep.comm import Clock, Comm, Gathered, Meter, SharedTensor, signature
 from flockstep.errors import FlockstepError, MismatchError
@@ -35,20 +35,24 @@ NEWS_SECONDS = 10.0
 Move = Callable[[Any, Tensor, Finish, dict[str, Any]], None]
 """Moves a tensor within a process group, given how to wait and what was agreed."""
 
+MakeShared = Callable[["ClusterComm", str, Tensor, int | None, bool], SharedTensor]
+"""Makes a shared tensor of a comm: its name, one like it, its home, and whether this worker is the
+first of its members, who gives it its value."""
+
 
 class Broken(Exception):
     """A collective cannot be ended: one of its members is gone."""
 
 
 @dataclass
-class Station:
+class WorkerContext:
     """What all comms of one worker share."""
 
-    line: Line
+    control: ControlChannel
     groups: Groups
     seed: int
     continues: bool
-    make_shared: Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
+    make_shared: MakeShared
     count_step: Callable[[], None]
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
@@ -60,15 +64,15 @@ class Station:
 class ClusterComm(Comm):
     """A worker's handle on a group whose members may be on other hosts."""
 
-    def __init__(self, station: Station, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, context: WorkerContext, name: str, ranks: tuple[int, ...]) -> None:
         self.name = name
         self.ranks = ranks  # in the world
-        self.rank = ranks.index(station.line.rank)
+        self.rank = ranks.index(context.control.rank)
         self.size = len(ranks)
-        self.seed = station.seed
-        self.meter = station.meter
-        self.clock = station.clock
-        self.station = station
+        self.seed = context.seed
+        self.meter = context.meter
+        self.clock = context.clock
+        self.context = context
         self._seq = 0
         self._last: tuple[str, dict[str, Any]] | None = None  # the call before, and what was agreed
         # The call that moves its tensors without having asked.
@@ -76,39 +80,39 @@ class ClusterComm(Comm):
 
     @property
     def members(self) -> tuple[int, ...]:
-        if not self.station.continues:
+        if not self.context.continues:
             return tuple(range(self.size))
-        self.station.line.catch_up()
+        self.context.control.catch_up()
         return tuple(
-            rank for rank, world in enumerate(self.ranks) if world not in self.station.line.lost
+            rank for rank, world in enumerate(self.ranks) if world not in self.context.control.lost
         )
 
     # --- time, groups and shared tensors ----------------------------------------------------------
 
     def now(self) -> float:
-        return self.station.clock.now()
+        return self.context.clock.now()
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
-            self.station.count_step()
+            self.context.count_step()
             self.meter.steps += 1
         # A worker that only computes hears here that the run is to stop.
-        self.station.line.catch_up()
+        self.context.control.catch_up()
 
     def split(self, color: int) -> ClusterComm:
         with self.meter.call("split"):
             go = self._join("split", "split", data=int(color))
-        return ClusterComm(self.station, go["group"], tuple(go["ranks"]))
+        return ClusterComm(self.context, go["group"], tuple(go["ranks"]))
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         text, key, known = (
             f"shared({name!r}) at {home} of {signature(like)}",
             (self.name, name),
-            self.station.shared,
+            self.context.shared,
         )
         while True:
             is_first = self._join("shared", text)["members"][0] == self.ranks[self.rank]
-            tensor = known.get(key) or self.station.make_shared(
+            tensor = known.get(key) or self.context.make_shared(
                 self, name, like.detach(), home, is_first
             )
             # Nobody uses it before it has its first value. Who was to write that may be lost: then
@@ -176,9 +180,25 @@ class ClusterComm(Comm):
         """Wait until all members have come to the same call; who they are, and what each of them
         brings.
         """
-        self._seq += 1
+        said = self._next_call(call, text, must=must, data=data, root=root, moves=moves)
         self._last = None
-        said = {
+        return self.context.control.ask("join", call, late=False, **said)
+
+    def _next_call(
+        self,
+        call: str,
+        text: str,
+        *,
+        must: str | None = None,
+        data: Any = None,
+        root: int | None = None,
+        moves: bool = False,
+    ) -> dict[str, Any]:
+        """Number the next call of this comm; what the coordinator is to know of it."""
+        self._seq += 1
+        return {
+            "group": self.name,
+            "seq": self._seq,
             "call": call,
             "signature": text,
             "must": must or text,
@@ -186,9 +206,6 @@ class ClusterComm(Comm):
             "root": root,
             "moves": moves,
         }
-        return self.station.line.ask(
-            "join", call, group=self.name, seq=self._seq, late=False, **said
-        )
 
     def _move(
         self,
@@ -209,7 +226,7 @@ class ClusterComm(Comm):
             self._repeat(call, text, tensor, move, self._last[1])
             return
         go = self._join(call, text, must=must, data=data, root=root, moves=True)
-        if not self.station.continues:
+        if not self.context.continues:
             self._attempt(tensor, move, go)
             # Who brings data may bring other data next time.
             self._last = (text, go) if data is None else None
@@ -223,28 +240,21 @@ class ClusterComm(Comm):
                 went_well = True
             except Broken:
                 went_well = False
-            go = self.station.line.ask("report", call, group=self.name, seq=self._seq, ok=went_well)
+            go = self.context.control.ask(
+                "report", call, group=self.name, seq=self._seq, ok=went_well
+            )
         if in_place:
             tensor.copy_(work)
 
     def _repeat(self, call: str, text: str, tensor: Tensor, move: Move, go: dict[str, Any]) -> None:
         """The call before once more: there is nothing to agree about."""
-        line = self.station.line
-        self._seq += 1
-        said = {
-            "call": call,
-            "signature": text,
-            "must": text,
-            "data": None,
-            "root": None,
-            "moves": True,
-        }
-        self._silent = {"group": self.name, "seq": self._seq, **said}
+        control = self.context.control
+        self._silent = self._next_call(call, text, moves=True)
         self._attempt(tensor, move, go)
         if self._silent is None:
-            line.tell("moved", group=self.name, seq=self._seq)
+            control.tell("moved", group=self.name, seq=self._seq)
         self._silent = None
-        line.passed[self.name] = self._seq
+        control.passed[self.name] = self._seq
 
     def _attempt(self, tensor: Tensor, move: Move, go: dict[str, Any]) -> None:
         members = tuple(go["members"])
@@ -261,14 +271,14 @@ class ClusterComm(Comm):
         except FlockstepError:
             raise
         except RuntimeError as error:  # torch.distributed raises nothing more telling
-            lost = self.station.line.await_loss(members, NEWS_SECONDS)
+            lost = self.context.control.await_loss(members, NEWS_SECONDS)
             if lost is None:
                 raise
             raise Broken from error
 
     def _finish(self, work: Any, members: tuple[int, ...]) -> None:
         """Wait for torch, a slice at a time; give up when a member is lost."""
-        line = self.station.line
+        control = self.context.control
         while True:
             try:
                 work.wait(SLICE)
@@ -277,7 +287,7 @@ class ClusterComm(Comm):
                 if "Operation timed out" not in str(error):
                     raise
             if self._silent is not None:
-                line.tell_waiting("join", self._silent["call"], late=True, **self._silent)
+                control.tell_waiting("join", self._silent["call"], late=True, **self._silent)
                 self._silent = None
             self._check(members)
 
@@ -285,38 +295,38 @@ class ClusterComm(Comm):
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         world = self.ranks[peer]
-        letter = [DTYPES.index(tensor.dtype), tensor.numel()]
+        message = [DTYPES.index(tensor.dtype), tensor.numel()]
         waits_in = f"send to rank {world}"
-        self.station.line.ask("send", waits_in, peer=world, group=self.name, letter=letter)
+        self.context.control.ask("send", waits_in, peer=world, group=self.name, message=message)
         if tensor.numel():
             copy = tensor.clone(memory_format=torch.contiguous_format).view(-1)
             name, pair = self._pair(peer)
 
             def post() -> None:
                 with suppress(RuntimeError):  # a peer that is gone: whoever waits for it hears so
-                    group = self.station.groups.of(name, pair, tensor.device)
-                    self.station.sent[name, peer] = group.send([copy], pair.index(world), 0), copy
+                    group = self.context.groups.of(name, pair, tensor.device)
+                    self.context.sent[name, peer] = group.send([copy], pair.index(world), 0), copy
 
-            if self.station.groups.has(name, pair, tensor.device):
+            if self.context.groups.has(name, pair, tensor.device):
                 post()
             else:  # the peer may have to send something elsewhere before it comes to this
                 threading.Thread(target=post, daemon=True).start()
 
     def _recv(self, tensor: Tensor, peer: int) -> None:
-        world, line = self.ranks[peer], self.station.line
-        answer = line.ask("receive", f"recv from rank {world}", peer=world, group=self.name)
-        dtype, elements = answer["letter"]
+        world, control = self.ranks[peer], self.context.control
+        answer = control.ask("receive", f"recv from rank {world}", peer=world, group=self.name)
+        dtype, elements = answer["message"]
         if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
             raise MismatchError(
                 f"rank {world} sent {elements} × {DTYPES[dtype]}, "
-                f"rank {line.rank} expected {signature(tensor)}"
+                f"rank {control.rank} expected {signature(tensor)}"
             )
         if elements:
             whole = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(elements)
             self._receive(whole, peer)
             if not tensor.is_contiguous():
                 tensor.copy_(whole.view(tensor.shape))
-        line.tell("taken", peer=world, group=self.name)
+        control.tell("taken", peer=world, group=self.name)
 
     def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
         # A send waits for nothing but the arrival of the one before, so both may send first.
@@ -337,21 +347,21 @@ class ClusterComm(Comm):
                 lambda: group.recv([tensor], pair.index(world), 0).wait(), lambda: self._check(pair)
             )
         except Broken:
-            raise self.station.line.lost[world] from None
+            raise self.context.control.lost[world] from None
         except RuntimeError as error:
-            lost = self.station.line.await_loss(pair, NEWS_SECONDS)
+            lost = self.context.control.await_loss(pair, NEWS_SECONDS)
             if lost is None:
                 raise
             raise lost from error
 
     def _group(self, name: str, members: tuple[int, ...], device: torch.device) -> Any:
-        groups = self.station.groups
+        groups = self.context.groups
         if not groups.has(name, members, device):
             patiently(lambda: groups.of(name, members, device), lambda: self._check(members))
         return groups.of(name, members, device)
 
     def _check(self, members: tuple[int, ...]) -> None:
         """Hear what is new while torch works; give up when a member is lost."""
-        self.station.line.catch_up()
-        if self.station.line.lost.keys() & set(members):
+        self.context.control.catch_up()
+        if self.context.control.lost.keys() & set(members):
             raise Broken

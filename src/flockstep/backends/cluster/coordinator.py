@@ -1,10 +1,10 @@
 """The one place that knows what every worker waits for. It runs in the launcher; tensors do not
 pass through it.
 
-Every worker has a line to it and says on it what it is about to wait for: the others of a
-collective, a message, a lock. The coordinator answers when it may go on. Since it knows all that
+Every worker has a control channel to it and says there what it is about to wait for: the others of
+a collective, a message, a lock. The coordinator answers when it may go on. Since it knows all that
 anybody waits for, a deadlock is a fact: no worker runs, and nothing that it could answer is left.
-Since it sees a line end when a process dies, it can let the others go on without it."""
+Since it sees a channel end when a process dies, it can let the others go on without it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 from flockstep.backends.base import describe_deadlock, lost_worker
 from flockstep.backends.cluster.calls import Calls
 from flockstep.backends.cluster.locks import Lock
-from flockstep.backends.cluster.messages import FROM_WORKERS, require_form
-from flockstep.backends.cluster.post import Post
+from flockstep.backends.cluster.mailbox import Mailbox
+from flockstep.backends.cluster.messages import FROM_WORKERS, require_schema
 from flockstep.backends.cluster.values import encode_error
 from flockstep.backends.cluster.wire import Connection, WireError
 from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
 
 STARTING, RUNNING, WAITING, HUNG_UP, ENDED, LOST = range(6)
-# Between a line's end and the loss of its worker: whoever started the worker may know how it ended,
-# and why.
+# Between a channel's end and the loss of its worker: whoever started the worker may know how it
+# ended, and why.
 GRACE_SECONDS = 1.0
 # Who watches a shared tensor has looked in vain this often since anybody else did anything: it
 # would see no change.
@@ -33,7 +33,7 @@ VAIN_LOOKS = 2
 
 
 @dataclass
-class Seat:
+class WorkerRecord:
     """What is known of one worker."""
 
     state: int = STARTING
@@ -45,8 +45,8 @@ class Seat:
     passed: dict[str, int] = field(default_factory=dict)
     # If it watches a shared tensor, how often it has looked since anything else happened.
     looks: int | None = None
-    is_gone: bool = False  # its process has ended; its line, with what it said last, ends soon
-    gone_at: float = 0.0  # since when the line or the process has ended
+    is_gone: bool = False  # its process has ended; its channel, with what it said last, ends soon
+    gone_at: float = 0.0  # since when the channel or the process has ended
 
 
 class Coordinator:
@@ -56,9 +56,9 @@ class Coordinator:
         self.failure: FlockstepError | None = None
         self.lost: dict[int, WorkerLost] = {}
         self._continues = on_failure == "continue"
-        self._seats = [Seat() for _ in range(workers)]
+        self._workers = [WorkerRecord() for _ in range(workers)]
         self._calls = Calls(self._answer, workers, must_report=self._continues)
-        self._post = Post(self._answer)
+        self._mailbox = Mailbox(self._answer)
         self._locks: dict[str, Lock] = {}
         self._began: float | None = None
         self._guard = threading.RLock()
@@ -67,12 +67,12 @@ class Coordinator:
 
     @property
     def steps(self) -> list[int]:
-        return [seat.steps for seat in self._seats]
+        return [worker.steps for worker in self._workers]
 
     @property
     def is_over(self) -> bool:
         """All programs have ended or were lost."""
-        return all(seat.state in (ENDED, LOST) for seat in self._seats)
+        return all(worker.state in (ENDED, LOST) for worker in self._workers)
 
     @property
     def seconds(self) -> float:
@@ -85,17 +85,17 @@ class Coordinator:
             if self.failure is not None:
                 return
             self.failure = error
-            for seat in self._seats:
-                self._say(seat, {"stop": True})
+            for worker in self._workers:
+                self._say(worker, {"stop": True})
 
     def declare_gone(self, rank: int) -> None:
         """The process of `rank` has ended without a result; what it said last may still be on
-        its line.
+        its channel.
         """
         with self._guard:
-            seat = self._seats[rank]
-            seat.is_gone, seat.gone_at = True, time.monotonic()
-            if seat.connection is None:
+            worker = self._workers[rank]
+            worker.is_gone, worker.gone_at = True, time.monotonic()
+            if worker.connection is None:
                 self.declare_lost(rank)
 
     def declare_lost(
@@ -103,19 +103,21 @@ class Coordinator:
     ) -> None:
         """The process of `rank` has ended without a result."""
         with self._guard:
-            seat = self._seats[rank]
+            worker = self._workers[rank]
             if rank in self.lost or self.failure is not None:
                 return
-            seat.state = LOST
-            error = lost_worker(rank, exit_code, seat.steps if step is None else step, self.seconds)
+            worker.state = LOST
+            error = lost_worker(
+                rank, exit_code, worker.steps if step is None else step, self.seconds
+            )
             self.lost[rank] = error
-            if not self._continues or len(self.lost) == len(self._seats):
+            if not self._continues or len(self.lost) == len(self._workers):
                 self.fail(error)
                 return
             self._stir()
-            for other in self._seats:
+            for other in self._workers:
                 self._say(other, {"lost": encode_error(error)})
-            self._post.lose(rank)
+            self._mailbox.lose(rank)
             self._calls.lose(rank)
             for lock in self._locks.values():
                 lock.lose(rank)
@@ -123,66 +125,66 @@ class Coordinator:
             self._dismiss()
 
     def tick(self) -> None:
-        """Call now and then: workers whose line or process ended some time ago are lost."""
+        """Call now and then: workers whose channel or process ended some time ago are lost."""
         with self._guard:
-            for rank, seat in enumerate(self._seats):
-                has_ended = seat.is_gone or seat.state == HUNG_UP
-                if has_ended and time.monotonic() - seat.gone_at > GRACE_SECONDS:
+            for rank, worker in enumerate(self._workers):
+                has_ended = worker.is_gone or worker.state == HUNG_UP
+                if has_ended and time.monotonic() - worker.gone_at > GRACE_SECONDS:
                     self.declare_lost(rank)
 
     # --- for the workers --------------------------------------------------------------------------
 
     def serve(self, connection: Connection, rank: int) -> None:
-        """Serve one worker's line until it ends."""
+        """Serve one worker's channel until it ends."""
         with self._guard:
-            if not 0 <= rank < len(self._seats) or self._seats[rank].state != STARTING:
+            if not 0 <= rank < len(self._workers) or self._workers[rank].state != STARTING:
                 raise WireError(f"rank {rank} is not awaited")
-            seat = self._seats[rank]
-            seat.state, seat.connection = RUNNING, connection
+            worker = self._workers[rank]
+            worker.state, worker.connection = RUNNING, connection
             if self.failure is not None:
-                self._say(seat, {"stop": True})
+                self._say(worker, {"stop": True})
             for error in self.lost.values():
-                self._say(seat, {"lost": encode_error(error)})
+                self._say(worker, {"lost": encode_error(error)})
         try:
             while (said := connection.hear()) is not None:
                 with self._guard:
-                    self._handle(rank, seat, said)
+                    self._handle(rank, worker, said)
         except OSError:
-            pass  # its host is gone: as good as a line that ended
+            pass  # its host is gone: as good as a channel that ended
         finally:
             with self._guard:
-                seat.connection = None
-                if seat.is_gone:
+                worker.connection = None
+                if worker.is_gone:
                     self.declare_lost(rank)
-                elif seat.state not in (ENDED, LOST):
-                    seat.state, seat.gone_at = HUNG_UP, time.monotonic()
+                elif worker.state not in (ENDED, LOST):
+                    worker.state, worker.gone_at = HUNG_UP, time.monotonic()
 
-    def _handle(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
-        require_form(said, FROM_WORKERS)
-        if seat.state == LOST:
+    def _handle(self, rank: int, worker: WorkerRecord, said: dict[str, Any]) -> None:
+        require_schema(said, FROM_WORKERS)
+        if worker.state == LOST:
             return
-        self._require_sense(rank, seat, said)
+        self._require_sense(rank, worker, said)
         if said["do"] not in ("look", "steps"):
             self._stir()
         if "waits_in" in said:
-            seat.state, seat.waits_in, seat.passed = WAITING, said["waits_in"], said["passed"]
-            seat.late_for = (said["group"], said["seq"]) if said.get("late") else None
+            worker.state, worker.waits_in, worker.passed = WAITING, said["waits_in"], said["passed"]
+            worker.late_for = (said["group"], said["seq"]) if said.get("late") else None
         match said["do"]:
             case "steps":
-                seat.steps = said["steps"]
+                worker.steps = said["steps"]
             case "join":
                 self._calls.join(rank, said)
             case "moved":
-                seat.state = RUNNING
+                worker.state = RUNNING
                 self._calls.forget(rank, said)
             case "report":
                 self._calls.report(rank, said)
             case "send":
-                self._post.send(rank, said["peer"], said["group"], said["letter"])
+                self._mailbox.send(rank, said["peer"], said["group"], said["message"])
             case "receive":
-                self._post.receive(rank, said["peer"], said["group"])
+                self._mailbox.receive(rank, said["peer"], said["group"])
             case "taken":
-                self._post.taken(rank, said["peer"], said["group"])
+                self._mailbox.taken(rank, said["peer"], said["group"])
             case "lock":
                 self._lock(rank, said).ask(rank, said["in_turn"])
             case "unlock":
@@ -190,24 +192,24 @@ class Coordinator:
             case "retire":
                 self._lock(rank, said).retire(rank)
             case "watch":
-                seat.looks = 0
+                worker.looks = 0
             case "look":
-                seat.looks = (seat.looks or 0) + 1
+                worker.looks = (worker.looks or 0) + 1
             case "seen":
-                seat.state, seat.looks = RUNNING, None
+                worker.state, worker.looks = RUNNING, None
             case "began":
                 self._began = self._began or time.monotonic()
             case "end":
-                seat.state = ENDED
-        if seat.state in (WAITING, ENDED):
+                worker.state = ENDED
+        if worker.state in (WAITING, ENDED):
             self._look_for_deadlock()
             self._dismiss()
 
-    def _require_sense(self, rank: int, seat: Seat, said: dict[str, Any]) -> None:
+    def _require_sense(self, rank: int, worker: WorkerRecord, said: dict[str, Any]) -> None:
         """Raise a `WireError` for what this worker cannot say now, or not about this group or
         peer.
         """
-        answer_is_due = seat.state == ENDED or (seat.state == WAITING and "waits_in" in said)
+        answer_is_due = worker.state == ENDED or (worker.state == WAITING and "waits_in" in said)
         # Who was told to stop may ask for more while it unwinds.
         if answer_is_due and self.failure is None:
             raise WireError(f"rank {rank} goes on without an answer")
@@ -222,23 +224,23 @@ class Coordinator:
         another has sent.
         """
         if self.is_over:
-            for rank in range(len(self._seats)):
+            for rank in range(len(self._workers)):
                 self._answer(rank, {})
 
     def _answer(self, rank: int, reply: dict[str, Any]) -> None:
         """Let a waiting worker go on."""
-        seat = self._seats[rank]
-        if seat.state == WAITING:
-            seat.state = RUNNING
-        self._say(seat, {"answer": reply})
+        worker = self._workers[rank]
+        if worker.state == WAITING:
+            worker.state = RUNNING
+        self._say(worker, {"answer": reply})
 
-    def _say(self, seat: Seat, message: dict[str, Any]) -> None:
-        if seat.connection is None:
+    def _say(self, worker: WorkerRecord, message: dict[str, Any]) -> None:
+        if worker.connection is None:
             return
         try:
-            seat.connection.say(message)
+            worker.connection.say(message)
         except OSError:
-            pass  # the thread that listens to this line notices too, and does what is due
+            pass  # the thread that listens to this channel notices too, and does what is due
 
     def _lock(self, rank: int, said: dict[str, Any]) -> Lock:
         name = said["lock"]
@@ -254,22 +256,24 @@ class Coordinator:
 
     def _stir(self) -> None:
         """Something has happened that those who watch a shared tensor may not have seen yet."""
-        for seat in self._seats:
-            seat.looks = seat.looks and 0
+        for worker in self._workers:
+            worker.looks = worker.looks and 0
 
     def _passed(self, rank: int, group: str) -> int:
-        return self._seats[rank].passed.get(group, 0)
+        return self._workers[rank].passed.get(group, 0)
 
     def _look_for_deadlock(self) -> None:
-        states = [seat.state for seat in self._seats]
-        waiting = [seat for seat in self._seats if seat.state == WAITING]
+        states = [worker.state for worker in self._workers]
+        waiting = [worker for worker in self._workers if worker.state == WAITING]
         if any(
-            seat.late_for and self._calls.are_all_at(*seat.late_for, self._passed)
-            for seat in waiting
+            worker.late_for and self._calls.are_all_at(*worker.late_for, self._passed)
+            for worker in waiting
         ):
             return  # their tensors are on the way
-        if any(seat.looks is not None and seat.looks < VAIN_LOOKS for seat in waiting):
+        if any(worker.looks is not None and worker.looks < VAIN_LOOKS for worker in waiting):
             return  # it may be about to see what it waits for
         if self.failure is None and waiting and set(states) <= {WAITING, ENDED, LOST}:
-            waits = [seat.waits_in if seat.state == WAITING else None for seat in self._seats]
+            waits = [
+                worker.waits_in if worker.state == WAITING else None for worker in self._workers
+            ]
             self.fail(DeadlockError(describe_deadlock(waits, lost=self.lost)))

@@ -1,4 +1,4 @@
-"""Where the parts of shared tensors live: tensors by name, changed on behalf of whoever is
+"""Where the shards of shared tensors live: tensors by name, changed on behalf of whoever is
 connected.
 """
 
@@ -28,8 +28,8 @@ from flockstep.backends.cluster.wire import (
 
 
 @dataclass
-class Part:
-    """A part of a shared tensor. The lock keeps one change from tearing another: no update is
+class Shard:
+    """A shard of a shared tensor. The lock keeps one change from tearing another: no update is
     ever lost here.
     """
 
@@ -39,10 +39,10 @@ class Part:
 
 
 class Homes:
-    """The parts that live in this process."""
+    """The shards that live in this process."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, Part] = {}
+        self._shards: dict[str, Shard] = {}
         self._adding = threading.Lock()
 
     def serve(self, connection: Connection) -> None:
@@ -57,10 +57,12 @@ class Homes:
             if header.kind == CREATE:
                 self._create(header, connection)
                 continue
-            part = self._part(header)
+            shard = self._shard(header)
             if header.kind == READ:
-                by_others = part.changes - own[header.name]
-                connection.send(_described(part.value, connection.run, by_others), raw(part.value))
+                by_others = shard.changes - own[header.name]
+                connection.send(
+                    _described(shard.value, connection.run, by_others), raw(shard.value)
+                )
                 continue
             if header.kind not in CHANGES:
                 raise WireError(f"a frame of kind {header.kind} where a request was due")
@@ -69,10 +71,10 @@ class Homes:
             given = scratch[: header.nbytes].view(header.dtype).view(header.shape)
             connection.fill(raw(given))
             try:
-                with part.lock:
-                    answer = CHANGES[header.kind](part.value, given, header.number)
-                    by_others = part.changes - own[header.name]
-                    part.changes += 1
+                with shard.lock:
+                    answer = CHANGES[header.kind](shard.value, given, header.number)
+                    by_others = shard.changes - own[header.name]
+                    shard.changes += 1
             except RuntimeError as error:
                 # Torch cannot do that to this dtype, or not with this number.
                 raise WireError(
@@ -85,23 +87,23 @@ class Homes:
                 connection.send(_described(answer, connection.run, by_others), raw(answer))
 
     def _create(self, header: Header, connection: Connection) -> None:
-        """Make a part; one that is there already stays as it is."""
+        """Make a shard; one that is there already stays as it is."""
         value = connection.tensor(header)
         with self._adding:
-            self._parts.setdefault(header.name, Part(value))
-        self._part(header)  # of the same form, if it was there
+            self._shards.setdefault(header.name, Shard(value))
+        self._shard(header)  # of the same form, if it was there
         connection.send(Header(DONE, connection.run))
 
-    def _part(self, header: Header) -> Part:
-        part = self._parts.get(header.name)
-        if part is None:
+    def _shard(self, header: Header) -> Shard:
+        shard = self._shards.get(header.name)
+        if shard is None:
             raise WireError(f"no shared tensor {header.name!r} lives here")
-        if (part.value.dtype, part.value.shape) != (header.dtype, header.shape):
+        if (shard.value.dtype, shard.value.shape) != (header.dtype, header.shape):
             raise WireError(
-                f"shared tensor {header.name!r} is {part.value.dtype} of "
-                f"{tuple(part.value.shape)} here (asked for {header.dtype} of {header.shape})"
+                f"shared tensor {header.name!r} is {shard.value.dtype} of "
+                f"{tuple(shard.value.shape)} here (asked for {header.dtype} of {header.shape})"
             )
-        return part
+        return shard
 
 
 def _described(value: Tensor, run: bytes, by_others: int) -> Header:

@@ -10,7 +10,7 @@ from typing import Any
 
 from flockstep.backends.cluster.wire import DTYPES, WireError
 
-Form = Mapping[str, Callable[[Any], bool]]
+Schema = Mapping[str, Callable[[Any], bool]]
 """The fields of a message, and what must hold for each."""
 
 
@@ -34,7 +34,7 @@ def is_count(value: Any) -> bool:
     return is_whole(value) and 0 <= value < 1 << 63
 
 
-def is_letter(value: Any) -> bool:
+def is_message(value: Any) -> bool:
     """What `send` says of its tensor: its dtype's place in the list, and its number of elements."""
     return (
         isinstance(value, list)
@@ -64,9 +64,9 @@ def or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or holds(value)
 
 
-_WAIT: Form = {"waits_in": is_text, "passed": is_counts}
-_LOCK: Form = {"lock": is_text, "group": is_text}
-_JOIN: Form = {
+_WAIT: Schema = {"waits_in": is_text, "passed": is_counts}
+_LOCK: Schema = {"lock": is_text, "group": is_text}
+_JOIN: Schema = {
     "group": is_text,
     "seq": is_count,
     "call": is_text,
@@ -79,13 +79,13 @@ _JOIN: Form = {
     **_WAIT,
 }
 
-FROM_WORKERS: Mapping[str, Form] = {
+FROM_WORKERS: Mapping[str, Schema] = {
     "began": {},
     "steps": {"steps": is_count},
     "join": _JOIN,
     "moved": {"group": is_text, "seq": is_count},
     "report": {"group": is_text, "seq": is_count, "ok": is_flag, **_WAIT},
-    "send": {"peer": is_count, "group": is_text, "letter": is_letter, **_WAIT},
+    "send": {"peer": is_count, "group": is_text, "message": is_message, **_WAIT},
     "receive": {"peer": is_count, "group": is_text, **_WAIT},
     "taken": {"peer": is_count, "group": is_text},
     "lock": {**_LOCK, "in_turn": is_flag, **_WAIT},
@@ -97,7 +97,7 @@ FROM_WORKERS: Mapping[str, Form] = {
     "end": _WAIT,
 }
 
-FROM_LAUNCHERS: Mapping[str, Form] = {
+FROM_LAUNCHERS: Mapping[str, Schema] = {
     # `values.decode` knows what a tree may be.
     "result": {"tree": is_anything, "tensors": is_count},
     "lost": {"exit_code": or_none(is_exit_code), "step": or_none(is_count)},
@@ -105,20 +105,20 @@ FROM_LAUNCHERS: Mapping[str, Form] = {
 }
 
 
-def require_form(said: Mapping[str, Any], forms: Mapping[str, Form]) -> None:
+def require_schema(said: Mapping[str, Any], schemas: Mapping[str, Schema]) -> None:
     """Raise a `WireError` unless `said` has just the fields that what it wants to `do` needs."""
     do = said.get("do")
-    if not isinstance(do, str) or do not in forms:
+    if not isinstance(do, str) or do not in schemas:
         raise WireError(f"nobody can do {reprlib.repr(do)} here")
     require_fields(
-        f"a message to {do!r}", {name: said[name] for name in said if name != "do"}, forms[do]
+        f"a message to {do!r}", {name: said[name] for name in said if name != "do"}, schemas[do]
     )
 
 
-def require_fields(what: str, said: Mapping[str, Any], form: Form) -> None:
-    """Raise a `WireError` unless `said` has just the fields of the form."""
-    if said.keys() != form.keys():
+def require_fields(what: str, said: Mapping[str, Any], schema: Schema) -> None:
+    """Raise a `WireError` unless `said` has just the fields of the schema."""
+    if said.keys() != schema.keys():
         raise WireError(f"the fields of {what} are wrong (got {reprlib.repr(sorted(said))})")
-    for name, holds in form.items():
+    for name, holds in schema.items():
         if not holds(said[name]):
             raise WireError(f"{name!r} of {what} is wrong (got {reprlib.repr(said[name])})")

@@ -1,4 +1,4 @@
-"""Shared tensors in parts, one part a rank, each served by the launcher of that rank."""
+"""Shared tensors in shards, one per rank, each served by the launcher of that rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.cluster.comm import ClusterComm
-from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import (
     ADD,
     BLEND,
@@ -37,7 +36,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02
 LOOK_SECONDS = 0.1
 
 
-class LockedByLine(SharedTensor):
+class CoordinatedTensor(SharedTensor):
     """A shared tensor whose lock and turns the coordinator keeps. Where the value lives is up to
     the child.
     """
@@ -47,18 +46,18 @@ class LockedByLine(SharedTensor):
         self.shape = like.shape
         self.dtype = like.dtype
         self.meter = comm.meter
-        self._line: Line = comm.station.line
+        self._control = comm.context.control
         self._lock_of = {"lock": f"{comm.name} {name}", "group": comm.name}
 
     def _lock(self, in_turn: bool) -> None:
         what = f"lock{' in turn' if in_turn else ''} of shared {self.name!r}"
-        self._line.ask("lock", what, in_turn=in_turn, **self._lock_of)
+        self._control.ask("lock", what, in_turn=in_turn, **self._lock_of)
 
     def _unlock(self, in_turn: bool) -> None:
-        self._line.tell("unlock", **self._lock_of)
+        self._control.tell("unlock", **self._lock_of)
 
     def retire(self) -> None:
-        self._line.tell("retire", **self._lock_of)
+        self._control.tell("retire", **self._lock_of)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
         """Look again and again, at most fifty times a second; the coordinator hears of some of
@@ -67,23 +66,23 @@ class LockedByLine(SharedTensor):
         self._read(out)
         if holds(out):
             return
-        self._line.tell_waiting("watch", f"wait_until of shared {self.name!r}")
+        self._control.tell_waiting("watch", f"wait_until of shared {self.name!r}")
         pause, told = SHORTEST_PAUSE, time.monotonic()
         while True:
-            self._line.pause(pause)
+            self._control.pause(pause)
             self._read(out)
             if holds(out):
                 break
             pause = min(2 * pause, LONGEST_PAUSE)
             if time.monotonic() > told + LOOK_SECONDS:
-                self._line.tell("look")
+                self._control.tell("look")
                 told = time.monotonic()
-        self._line.tell("seen")
+        self._control.tell("seen")
 
 
 @dataclass(frozen=True)
 class Directory:
-    """Where every rank's launcher serves its parts."""
+    """Where every rank's launcher serves its shards."""
 
     addresses: tuple[tuple[str, int], ...]
     run: bytes
@@ -91,12 +90,11 @@ class Directory:
 
 
 class Peers:
-    """One worker's connections to the launchers that hold parts, made when first used."""
+    """One worker's connections to the launchers that hold shards, made when first used."""
 
-    def __init__(self, directory: Directory, rank: int, line: Line) -> None:
+    def __init__(self, directory: Directory, rank: int) -> None:
         self._directory = directory
         self._rank = rank
-        self._line = line
         self._connections: dict[int, Connection] = {}
         self.gone: set[int] = set()
 
@@ -116,7 +114,7 @@ class Peers:
         return self._connections[home]
 
     def after(self, home: int) -> int:
-        """Who holds a part in place of `home`, whose host is gone: the next that is still there."""
+        """Who holds a shard instead of `home`, whose host is gone: the next that is still there."""
         self.gone.add(home)
         for distance in range(1, len(self)):
             other = (home + distance) % len(self)
@@ -126,7 +124,7 @@ class Peers:
 
 
 @dataclass
-class _Part:
+class ShardLocation:
     """One slice of a shared tensor, as a worker sees it."""
 
     name: str
@@ -140,12 +138,12 @@ class _Part:
         return self.end - self.start
 
 
-class ShardedTensor(LockedByLine):
-    """A shared tensor whose parts live at the launchers of the ranks.
+class ShardedTensor(CoordinatedTensor):
+    """A shared tensor whose shards live at the launchers of the ranks.
 
     An operation asks all homes at once and returns when all have answered, so its changes have
     landed. Under `on_failure="continue"` every worker keeps the value that it last saw: when a home
-    is gone with its host, the first to notice makes the part anew from it, at the next home."""
+    is gone with its host, the first to notice makes the shard anew from it, at the next home."""
 
     def __init__(
         self,
@@ -158,21 +156,21 @@ class ShardedTensor(LockedByLine):
     ) -> None:
         super().__init__(comm, name, like)
         self._peers = peers
-        self._keeps = comm.station.continues
-        # Changes by others, as the home of the first part counts them: it sees all, one at a time.
+        self._keeps = comm.context.continues
+        # Changes by others, as the home of the first shard counts them: it sees all, one at a time.
         self._landed = 0
         homes = comm.ranks if home is None else comm.ranks[home : home + 1]
         bounds = [like.numel() * k // len(homes) for k in range(len(homes) + 1)]
         key = f"{comm.name} {name}"
-        self._parts = [
-            _Part(short_name(f"{key} {start}"), start, end, home)
+        self._shards = [
+            ShardLocation(short_name(f"{key} {start}"), start, end, home)
             for home, (start, end) in zip(homes, pairwise(bounds), strict=True)
             if end > start
         ]
         value = like.cpu().contiguous().view(-1)
         if self._keeps:
-            for part in self._parts:
-                part.seen = value[part.start : part.end].clone()
+            for shard in self._shards:
+                shard.seen = value[shard.start : shard.end].clone()
         if is_first:
             self._all(CREATE, value)
         if is_first and self._keeps:
@@ -218,116 +216,131 @@ class ShardedTensor(LockedByLine):
         number: float = 0.0,
         answers: Tensor | None = None,
     ) -> None:
-        """Ask the homes of all parts, then take all their answers."""
+        """Ask the homes of all shards, then take all their answers."""
         given = None if tensor is None else tensor.cpu().contiguous().view(-1)
-        # Where a home has several parts, one after the other: its answer may wait for us as our
+        # Where a home has several shards, one after the other: its answer may wait for us as our
         # request waits for it.
-        waves: dict[int, list[_Part]] = {}
+        waves: dict[int, list[ShardLocation]] = {}
         seen: Counter[int] = Counter()
-        for part in self._parts:
-            waves.setdefault(seen[part.home], []).append(part)
-            seen[part.home] += 1
-        for parts in waves.values():
-            self._wave(parts, kind, given, number, answers)
+        for shard in self._shards:
+            waves.setdefault(seen[shard.home], []).append(shard)
+            seen[shard.home] += 1
+        for shards in waves.values():
+            self._wave(shards, kind, given, number, answers)
 
     def _wave(
         self,
-        parts: list[_Part],
+        shards: list[ShardLocation],
         kind: int,
         given: Tensor | None,
         number: float,
         answers: Tensor | None,
     ) -> None:
         asked = [
-            part
-            for part in parts
-            if self._try(part, lambda part: self._ask(part, kind, given, number))
+            shard
+            for shard in shards
+            if self._try(shard, lambda shard: self._ask(shard, kind, given, number))
         ]
-        # All answers are taken before a part moves: at its new home it must not be given another
-        # part's.
+        # All answers are taken before a shard moves: at its new home it must not be given another
+        # shard's.
         answered = [
-            part for part in asked if self._try(part, lambda part: self._take(part, answers))
+            shard for shard in asked if self._try(shard, lambda shard: self._take(shard, answers))
         ]
-        for part in parts:
-            is_done = part in answered
+        for shard in shards:
+            is_done = shard in answered
             while not is_done:
                 is_done = self._try(
-                    part, lambda part: self._again(part, kind, given, number, answers)
+                    shard, lambda shard: self._again(shard, kind, given, number, answers)
                 )
             if self._keeps:
-                self._remember(part, kind, given, number, answers)
+                self._remember(shard, kind, given, number, answers)
 
-    def _try(self, part: _Part, do: Callable[[_Part], None]) -> bool:
-        """False if the part's home is gone, and another may take its place."""
+    def _try(self, shard: ShardLocation, do: Callable[[ShardLocation], None]) -> bool:
+        """False if the shard's home is gone, and another may take its place."""
         try:
-            do(part)
+            do(shard)
         except OSError as error:
             if not self._keeps:
                 raise WorkerLost(
-                    f"the launcher of rank {part.home}, home of a part of shared {self.name!r}, "
+                    f"the launcher of rank {shard.home}, home of a shard of shared {self.name!r}, "
                     "is gone",
-                    part.home,
+                    shard.home,
                 ) from error
-            part.home = self._peers.after(part.home)
+            shard.home = self._peers.after(shard.home)
             return False
         return True
 
-    def _ask(self, part: _Part, kind: int, given: Tensor | None, number: float) -> None:
-        payload = b"" if given is None else raw(given[part.start : part.end])
-        connection = self._peers.at(part.home)
+    def _ask(self, shard: ShardLocation, kind: int, given: Tensor | None, number: float) -> None:
+        payload = b"" if given is None else raw(given[shard.start : shard.end])
+        connection = self._peers.at(shard.home)
         header = Header(
             kind,
             connection.run,
-            part.name,
+            shard.name,
             self.dtype,
-            (part.elements,),
+            (shard.elements,),
             length=len(payload),
             number=number,
         )
         connection.send(header, payload)
 
-    def _take(self, part: _Part, answers: Tensor | None) -> None:
-        connection = self._peers.at(part.home)
+    def _take(self, shard: ShardLocation, answers: Tensor | None) -> None:
+        connection = self._peers.at(shard.home)
         header = connection.header()
         if header is None:
-            raise ConnectionError(f"the home at rank {part.home} closed the connection")
+            raise ConnectionError(f"the home at rank {shard.home} closed the connection")
         if header.kind == REFUSED:
             raise WireError(connection.payload(header).decode(errors="replace"))
         if header.kind not in (TENSOR, DONE):
             raise WireError(
-                f"rank {part.home} answered for shared {self.name!r} "
+                f"rank {shard.home} answered for shared {self.name!r} "
                 f"with a frame of kind {header.kind}"
             )
-        if part is self._parts[0]:
+        if shard is self._shards[0]:
             self._landed = int(header.number)
         if header.kind == TENSOR:
-            if answers is None or header.shape != (part.elements,) or header.dtype != self.dtype:
+            if answers is None or header.shape != (shard.elements,) or header.dtype != self.dtype:
                 raise WireError(
-                    f"rank {part.home} answered for shared {self.name!r} with {header.shape}"
+                    f"rank {shard.home} answered for shared {self.name!r} with {header.shape}"
                 )
-            connection.fill(raw(answers[part.start : part.end]))
+            connection.fill(raw(answers[shard.start : shard.end]))
 
     def _again(
-        self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None
+        self,
+        shard: ShardLocation,
+        kind: int,
+        given: Tensor | None,
+        number: float,
+        answers: Tensor | None,
     ) -> None:
-        """Make the part anew at its new home, unless another worker has, and ask there."""
-        seen = torch.zeros(0) if part.seen is None else part.seen
-        connection = self._peers.at(part.home)
+        """Make the shard anew at its new home, unless another worker has, and ask there."""
+        seen = torch.zeros(0) if shard.seen is None else shard.seen
+        connection = self._peers.at(shard.home)
         connection.send(
             Header(
-                CREATE, connection.run, part.name, self.dtype, (part.elements,), length=seen.nbytes
+                CREATE,
+                connection.run,
+                shard.name,
+                self.dtype,
+                (shard.elements,),
+                length=seen.nbytes,
             ),
             raw(seen),
         )
-        self._take(part, None)
-        self._ask(part, kind, given, number)
-        self._take(part, answers)
+        self._take(shard, None)
+        self._ask(shard, kind, given, number)
+        self._take(shard, answers)
 
     def _remember(
-        self, part: _Part, kind: int, given: Tensor | None, number: float, answers: Tensor | None
+        self,
+        shard: ShardLocation,
+        kind: int,
+        given: Tensor | None,
+        number: float,
+        answers: Tensor | None,
     ) -> None:
         """Keep the value as it must be now if nobody else has changed it."""
-        seen, here = part.seen, slice(part.start, part.end)
+        seen, here = shard.seen, slice(shard.start, shard.end)
         if seen is None:
             return
         if answers is not None:

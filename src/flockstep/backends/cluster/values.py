@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flockstep import errors
 from flockstep.backends.cluster.messages import (
-    Form,
+    Schema,
     is_text,
     is_texts,
     is_whole,
@@ -248,7 +248,7 @@ def encode_error(error: BaseException) -> dict[str, Any]:
     }
 
 
-_ERROR: Form = {
+_ERROR: Schema = {
     "type": is_text,
     "text": is_text,
     "notes": is_texts,

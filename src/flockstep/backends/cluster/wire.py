@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flockstep.errors import FlockstepError
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"FS"
 MAX_DIMENSIONS = 8
 MAX_MESSAGE_BYTES = 1 << 24
@@ -53,8 +53,8 @@ DTYPES = (
 _LAYOUT = struct.Struct(f"!2sHBBB{RUN_BYTES}s{NAME_BYTES}s{MAX_DIMENSIONS}QQd")
 HEADER_BYTES = _LAYOUT.size
 
-# A host that vanishes is noticed when it does not answer the kernel's probes: one a second, four of
-# them.
+# A host that vanishes is noticed when it does not answer the kernel's probes: four of them, one per
+# second.
 _PROBES = {
     socket.TCP_KEEPIDLE: 1,
     socket.TCP_KEEPINTVL: 1,
@@ -277,7 +277,7 @@ def message_of(payload: bytes) -> dict[str, Any]:
 def connect(
     address: tuple[str, int], run: bytes, token: bytes, role: str, rank: int, seconds: float
 ) -> Connection:
-    """Join the service at `address` in a role: "worker", "guardian" or "tensors"."""
+    """Join the service at `address` in a role: "worker", "launcher" or "tensors"."""
     plain = socket.create_connection(address, timeout=seconds)
     connection = Connection(plain, run)
     try:

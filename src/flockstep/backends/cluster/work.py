@@ -7,14 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from flockstep.backends.base import Program
-from flockstep.backends.cluster.comm import ClusterComm, Station
+from flockstep.backends.cluster.comm import ClusterComm, MakeShared, WorkerContext
+from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.groups import Groups
-from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.wire import connect
-from flockstep.comm import SharedTensor
 
 CONNECT_SECONDS = 60.0
 TELL_SECONDS = 0.1
@@ -24,8 +21,8 @@ GROUP_SECONDS = {"stop": 1800.0, "continue": 20.0}
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """All that a worker needs to take part in a run."""
+class Membership:
+    """One worker's membership of a run: who it is there, and how it reaches the others."""
 
     rank: int
     workers: int
@@ -38,26 +35,29 @@ class Ticket:
     host: str  # the address of this worker's own host
 
     def __repr__(self) -> str:
-        return f"Ticket(rank={self.rank}, workers={self.workers})"  # the token is nobody's business
-
-
-MakeShared = Callable[[ClusterComm, str, Tensor, int | None, bool], SharedTensor]
+        # The token is nobody's business.
+        return f"Membership(rank={self.rank}, workers={self.workers})"
 
 
 def work(
-    ticket: Ticket,
+    membership: Membership,
     program: Program,
-    make_shared: Callable[[Line], MakeShared],
+    make_shared: MakeShared,
     count_step: Callable[[], None] | None = None,
 ) -> Any:
     """Take part in a run as one of its workers; return what the program returns.
 
-    `make_shared(line)` gives what serves `comm.shared`. The coordinator is told of every step; only
-    now and then where `count_step` is told, too."""
+    `make_shared` makes what `comm.shared` gives. The coordinator is told of every step;
+    only now and then where `count_step` is told, too."""
     connection = connect(
-        ticket.address, ticket.run, ticket.token, "worker", ticket.rank, CONNECT_SECONDS
+        membership.address,
+        membership.run,
+        membership.token,
+        "worker",
+        membership.rank,
+        CONNECT_SECONDS,
     )
-    line = Line(connection, ticket.rank)
+    control = ControlChannel(connection, membership.rank)
     steps = 0
     told = 0.0
 
@@ -68,27 +68,28 @@ def work(
             count_step()
             if time.monotonic() < told + TELL_SECONDS:
                 return
-        line.tell("steps", steps=steps)
+        control.tell("steps", steps=steps)
         told = time.monotonic()
 
     try:
         groups = Groups(
-            ticket.store,
-            ticket.run.hex(),
-            ticket.host,
-            ticket.rank,
-            GROUP_SECONDS[ticket.on_failure],
+            membership.store,
+            membership.run.hex(),
+            membership.host,
+            membership.rank,
+            GROUP_SECONDS[membership.on_failure],
         )
-        continues = ticket.on_failure == "continue"
-        shared = make_shared(line)
-        station = Station(line, groups, ticket.seed, continues, shared, count, line.meter)
-        comm = ClusterComm(station, "world", tuple(range(ticket.workers)))
+        continues = membership.on_failure == "continue"
+        context = WorkerContext(
+            control, groups, membership.seed, continues, make_shared, count, control.meter
+        )
+        comm = ClusterComm(context, "world", tuple(range(membership.workers)))
         comm._barrier()  # the clock starts when all are there
-        station.clock.start()
+        context.clock.start()
         comm.meter.clock = comm.now
-        line.tell("began")
+        control.tell("began")
         value = program(comm)
-        line.ask("end", "the end")  # others may still want what this worker has sent
+        control.ask("end", "the end")  # others may still want what this worker has sent
         return value
     finally:
-        line.close()
+        control.close()

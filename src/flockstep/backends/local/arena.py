@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -141,7 +140,4 @@ class Arena:
 
 
 def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("flockstep", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # has no name from the start
-        return os.dup(file.fileno())
+    return os.memfd_create("flockstep", os.MFD_CLOEXEC)

@@ -1,54 +1,15 @@
-"""Launches local workers, watches over them, and leaves nothing behind."""
+"""The backend of local processes. What it is made of works on Linux alone, and is imported when a
+run begins.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections import deque
-from dataclasses import asdict
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import Backend, Launch, describe_deadlock
-from flockstep.backends.local import payload
-from flockstep.backends.local.arena import Arena
-from flockstep.backends.local.comm import Group
-from flockstep.backends.local.seat import (
-    LOOKS,
-    OUTCOME,
-    STATE,
-    STEPS,
-    WAITING,
-    WAITS,
-    Board,
-)
-from flockstep.backends.local.worker_process import Orders, Outcome
-from flockstep.errors import (
-    DeadlockError,
-    FlockstepError,
-    WorkerLost,
-    worker_error,
-)
+from flockstep.backends.base import Backend, Launch, require_linux
 
-LOOK_SECONDS = 0.05
-UNWIND_SECONDS = 0.5  # for workers that are asked to stop, before they are killed
-
-# No garbage is made while importing: looking for it would only take time.
-_SERVE = """
-import gc
-gc.disable()
-import json, sys
-descriptor, path, arguments = json.loads(sys.argv[1])
-sys.path[:], sys.argv[:] = path, arguments
-from flockstep.backends.local.server import main
-main(descriptor)
-"""
+if TYPE_CHECKING:
+    from flockstep.backends.local.run import ForkServerProcess
 
 
 class LocalProcesses(Backend):
@@ -59,10 +20,11 @@ class LocalProcesses(Backend):
     backend=local)`."""
 
     def __init__(self) -> None:
-        self._kept: ServerProcess | None = None
+        require_linux("local")
+        self._kept: ForkServerProcess | None = None
 
     def __enter__(self) -> LocalProcesses:
-        self._kept = ServerProcess()
+        self._kept = self._start_server()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -79,10 +41,12 @@ class LocalProcesses(Backend):
     def run_part(self, launch: Launch, first_rank: int) -> list[Any]:
         """Run workers that are part of a larger world, in which the first of them has `first_rank`:
         errors and random streams name them by their ranks there."""
+        from flockstep.backends.local.run import Run
+
         if self._kept is not None and self._kept.has_ended:
-            self._kept = ServerProcess()
-        server = self._kept or ServerProcess()
-        run = _Run(server, launch, first_rank)
+            self._kept = self._start_server()
+        server = self._kept or self._start_server()
+        run = Run(server, launch, first_rank)
         try:
             with run:
                 return run.wait()
@@ -92,188 +56,7 @@ class LocalProcesses(Backend):
             if server is not self._kept or run.has_workers:
                 server.stop()
 
+    def _start_server(self) -> ForkServerProcess:
+        from flockstep.backends.local.run import ForkServerProcess
 
-class ServerProcess:
-    """The launcher's end of a server."""
-
-    def __init__(self) -> None:
-        self.socket, theirs = _socket_pair()
-        with theirs:
-            # Workers import what the launcher can import and see its arguments. A session of their
-            # own: Ctrl-C in a terminal must reach the launcher alone.
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, json.dumps([theirs.fileno(), sys.path, sys.argv])],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=_inherited(sys.__stdout__),
-                stderr=_inherited(sys.__stderr__),
-                start_new_session=True,
-            )
-
-    def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        socket.send_fds(self.socket, [json.dumps(message).encode() + b"\n"], descriptors)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def stop(self) -> None:
-        """End the server and all that it forked. Closing the socket is enough; killing is for a
-        server that hangs.
-        """
-        self.socket.close()
-        try:
-            self._process.wait(UNWIND_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a connection. A launcher without standard streams would get their numbers,
-    which a child loses.
-    """
-    ours, low = socket.socketpair()
-    with low:
-        return ours, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3))
-
-
-def _inherited(stream: TextIO | None) -> int | None:
-    """What a child gets as a standard stream: the launcher's, or nowhere if the launcher has
-    none.
-    """
-    return subprocess.DEVNULL if stream is None or stream.closed else None
-
-
-class _Run:
-    """One launch: orders given, workers watched, outcomes collected."""
-
-    def __init__(self, server: ServerProcess, launch: Launch, first_rank: int) -> None:
-        self._server = server
-        self._launch = launch
-        self._workers = launch.workers
-        self._first_rank = first_rank
-        self._alive: set[int] = set()
-        self._results: list[Any] = [None] * launch.workers
-        self._losses: dict[int, WorkerLost] = {}  # in the order in which they were noticed
-        self._received = b""
-        self._exits: deque[tuple[int, int]] = deque()  # (rank, exit code), not looked at yet
-        self._suspicion: tuple[list[int], list[int]] | None = None
-
-    def __enter__(self) -> _Run:
-        self._arena = Arena.create()
-        self._board_offset = self._arena.allocate(Board.nbytes(self._workers))
-        self._board = Board(self._arena, self._board_offset, self._workers)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        del self._board
-        self._arena.close()
-
-    def _give_orders(self) -> None:
-        arena, workers = self._arena, self._workers
-        orders = Orders(
-            workers=workers,
-            first_rank=self._first_rank,
-            seed=self._launch.seed,
-            on_failure=self._launch.on_failure,
-            board=self._board_offset,
-            group=arena.allocate(Group.nbytes(workers)),
-            program=payload.store(arena, self._launch.program),
-        )
-        self._alive = set(range(workers))
-        self._server.send({"orders": asdict(orders)}, [arena.descriptor, arena.lock_descriptor])
-
-    @property
-    def has_workers(self) -> bool:
-        return bool(self._alive)
-
-    def wait(self) -> list[Any]:
-        """Watch until all workers have ended; raise the first failure, with no worker left."""
-        watch = self._launch.watch
-        try:
-            self._give_orders()
-            while self._alive:
-                self._listen()
-                while self._exits:
-                    self._collect(*self._exits.popleft())
-                if watch:
-                    watch(self._board.rows[:, STEPS].tolist())
-                self._look_for_deadlock()
-        except BaseException:
-            self._stop_workers()
-            raise
-        if len(self._losses) == self._workers:
-            raise list(self._losses.values())[-1]
-        return self._results
-
-    def _listen(self) -> None:
-        """Take in what the server says of workers that have ended; wait a moment for it."""
-        ready, _, _ = select.select([self._server.socket], [], [], LOOK_SECONDS)
-        if not ready:
-            return
-        received = self._server.socket.recv(1 << 16)
-        if not received:
-            raise WorkerLost("the server process of the local workers ended unexpectedly")
-        *lines, self._received = (self._received + received).split(b"\n")
-        for message in map(json.loads, lines):
-            self._alive.discard(message["rank"])
-            self._exits.append((message["rank"], message["status"]))
-
-    def _collect(self, index: int, exit_code: int) -> None:
-        """Take over what a worker that has ended left behind."""
-        rank = self._first_rank + index
-        place = int(self._board.rows[index, OUTCOME])
-        if not place:
-            self._board.lose(index, exit_code)
-            loss = self._board.loss(index, self._first_rank)
-            if self._launch.on_failure == "stop":
-                raise loss
-            self._results[index] = self._losses[index] = loss
-            return
-        try:
-            outcome: Outcome = payload.load_copy(self._arena, place)
-        except Exception as unreadable:  # whatever the objects in the pickle raise
-            raise FlockstepError(
-                f"what rank {rank} returned cannot be read here: {unreadable}"
-            ) from unreadable
-        if outcome.error is not None:
-            error = worker_error(rank, outcome.error)
-            (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
-            raise error
-        self._results[index] = outcome.value
-
-    def _look_for_deadlock(self) -> None:
-        """All wait, and each has looked twice since all wait: nobody can change anything any
-        more.
-        """
-        rows = self._board.rows[sorted(self._alive)].tolist()  # a copy, as of this moment
-        if not rows or any(row[STATE] != WAITING for row in rows):
-            self._suspicion = None
-            return
-        waits, looks = [row[WAITS] for row in rows], [row[LOOKS] for row in rows]
-        if self._suspicion is None or self._suspicion[0] != waits:
-            self._suspicion = waits, looks
-        elif all(now >= before + 2 for now, before in zip(looks, self._suspicion[1], strict=True)):
-            raise DeadlockError(self._describe())
-
-    def _describe(self) -> str:
-        waiting = {rank: self._board.said(rank) for rank in self._alive}
-        return describe_deadlock(
-            [waiting.get(rank) for rank in range(self._workers)],
-            self._first_rank,
-            lost=self._losses,
-        )
-
-    def _stop_workers(self) -> None:
-        """Ask all workers to stop, then make them."""
-        deadline = time.monotonic() + UNWIND_SECONDS
-        try:
-            self._server.send({"signal": signal.SIGTERM}, [])
-            while self._alive:
-                if time.monotonic() > deadline:
-                    self._server.send({"signal": signal.SIGKILL}, [])
-                    deadline += UNWIND_SECONDS
-                self._listen()
-        except (OSError, WorkerLost):
-            pass  # the server has gone, and its workers with it: they die with their parent
+        return ForkServerProcess()

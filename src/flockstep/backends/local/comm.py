@@ -8,7 +8,6 @@ set before all have left it, since no collective ends before all have come."""
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 
@@ -17,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flockstep.backends.base import usable_cores
 from flockstep.backends.local.arena import DTYPES
-from flockstep.backends.local.seat import STEPS, Seat
+from flockstep.backends.local.process_slot import STEPS, ProcessSlot
 from flockstep.backends.local.shared import LocalShared
 from flockstep.comm import (
     REDUCTIONS,
@@ -32,8 +32,8 @@ from flockstep.comm import (
 )
 from flockstep.errors import MismatchError
 
-# Columns of a group's table (a row for each member, twice) and of its channels (a row for each
-# sender and receiver).
+# Columns of a group's table (two rows per member) and of its channels (one row per sender and
+# receiver).
 SEQ, OP, ARG, DTYPE, ELEMENTS, OFFSET, DIRECT, DONE = range(8)
 TAKEN = DONE
 COLUMNS = 8
@@ -46,16 +46,16 @@ ONE_REDUCER_BYTES = 1 << 22
 CHUNK_ELEMENTS = 1 << 17
 
 
-class Group:
+class LocalGroup:
     """A group's place in the arena, and who belongs to it."""
 
-    def __init__(self, seat: Seat, offset: int, ranks: tuple[int, ...]) -> None:
+    def __init__(self, slot: ProcessSlot, offset: int, ranks: tuple[int, ...]) -> None:
         size = len(ranks)
         self.ranks = ranks  # in the world
         self.homes: dict[str, int] = {}  # where its shared tensors lie
         table, channels = 2 * size * COLUMNS, size * size * COLUMNS
-        self.tables = seat.arena.words(offset, table).reshape(2, size, COLUMNS)
-        self.channels = seat.arena.words(offset + 8 * table, channels).reshape(size, size, COLUMNS)
+        self.tables = slot.arena.words(offset, table).reshape(2, size, COLUMNS)
+        self.channels = slot.arena.words(offset + 8 * table, channels).reshape(size, size, COLUMNS)
 
     @staticmethod
     def nbytes(size: int) -> int:
@@ -65,19 +65,21 @@ class Group:
 class LocalComm(Comm):
     """A worker process's handle on its group."""
 
-    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, clock: Clock) -> None:
-        self.rank = group.ranks.index(seat.rank)
+    def __init__(
+        self, slot: ProcessSlot, group: LocalGroup, seed: int, meter: Meter, clock: Clock
+    ) -> None:
+        self.rank = group.ranks.index(slot.rank)
         self.size = len(group.ranks)
         self.seed = seed
         self.meter = meter
-        self._seat = seat
+        self._slot = slot
         self._group = group
         self.clock: Clock = clock
         self._seq = 0
         self._everyone = range(self.size)
-        self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes), a set each
+        self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) per set
         self._outbox: dict[int, tuple[int, int]] = {}
-        self._cores = os.cpu_count() or 1
+        self._cores = usable_cores()
 
     # --- time and memory --------------------------------------------------------------------------
 
@@ -86,13 +88,13 @@ class LocalComm(Comm):
 
     def elapse(self, seconds: float | None = None, *, times: float = 1.0) -> None:
         if seconds is None:
-            self._seat.status[STEPS] += 1
+            self._slot.status[STEPS] += 1
             self.meter.steps += 1
 
     def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu":
             return super().empty(elements, dtype, device)
-        arena = self._seat.arena
+        arena = self._slot.arena
         return arena.tensor(arena.allocate(elements * dtype.itemsize), elements, dtype)
 
     # --- groups and shared tensors ----------------------------------------------------------------
@@ -100,25 +102,25 @@ class LocalComm(Comm):
     def split(self, color: int) -> LocalComm:
         # Everybody brings a place, which takes no memory until it is used: one is there, whoever is
         # lost meanwhile.
-        wish = [color, self._seat.rank, self._seat.arena.allocate(Group.nbytes(self.size))]
+        wish = [color, self._slot.rank, self._slot.arena.allocate(LocalGroup.nbytes(self.size))]
         with self.meter.call("split"):
             wishes = [part.tolist() for part in self._gather("split", torch.tensor(wish))]
         members = [(world, place) for value, world, place in wishes if value == color]
-        group = Group(self._seat, members[0][1], tuple(world for world, _ in members))
-        return type(self)(self._seat, group, self.seed, self.meter, self.clock)
+        group = LocalGroup(self._slot, members[0][1], tuple(world for world, _ in members))
+        return type(self)(self._slot, group, self.seed, self.meter, self.clock)
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
-        arena, homes, ranks = self._seat.arena, self._group.homes, self._group.ranks
+        arena, homes, ranks = self._slot.arena, self._group.homes, self._group.ranks
         described = [zlib.crc32(f"{name} {home}".encode()), like.numel(), DTYPES.index(like.dtype)]
         while True:
             if name not in homes and self.rank == self.members[0]:
                 homes[name] = LocalShared.create(arena, like.detach(), self.size)
-            wish = [homes.get(name, 0), self._seat.rank, *described]
+            wish = [homes.get(name, 0), self._slot.rank, *described]
             wishes = [part.tolist() for part in self._gather("shared", torch.tensor(wish))]
             for _, world, *theirs in wishes:
                 if theirs != described:
                     raise MismatchError(
-                        f"rank {self._seat.rank} called shared({name!r}) of {signature(like)}, "
+                        f"rank {self._slot.rank} called shared({name!r}) of {signature(like)}, "
                         f"rank {world} another name, home, size or dtype"
                     )
             places = [place for place, *_ in wishes if place]
@@ -126,7 +128,7 @@ class LocalComm(Comm):
             if places:
                 homes[name] = places[0]
                 return LocalShared(
-                    self._seat, homes[name], name, like, ranks, self.rank, self.meter
+                    self._slot, homes[name], name, like, ranks, self.rank, self.meter
                 )
 
     def _in_world(self, rank: int) -> int:
@@ -146,8 +148,8 @@ class LocalComm(Comm):
             self._reduce_slice(tensor, op, reducers)
             table[self.rank, DONE] = seq
             if table[:reducers, DONE].min() >= seq:
-                self._seat.ring(self._group.ranks)
-        self._seat.wait(lambda: bool(table[:reducers, DONE].min() >= seq), call)
+                self._slot.wake(self._group.ranks)
+        self._slot.wait(lambda: bool(table[:reducers, DONE].min() >= seq), call)
         if not direct:
             self._copy_out(tensor, int(table[:, DIRECT].argmin()))
 
@@ -155,7 +157,7 @@ class LocalComm(Comm):
         """Reduce this worker's share of the elements, and write it wherever somebody will look
         for it.
         """
-        table, elements, view = self._table, tensor.numel(), self._seat.arena.tensor
+        table, elements, view = self._table, tensor.numel(), self._slot.arena.tensor
         parts = [view(int(offset), elements, tensor.dtype) for offset in table[:, OFFSET]]
         # Members whose tensors lie in the arena find the result there; all others fetch it from the
         # first of them.
@@ -192,7 +194,7 @@ class LocalComm(Comm):
         self._enter(call, root, tensor, stage=self.rank == root)
         came = self._await_all(call)
         if root not in came:
-            raise self._seat.board.loss(self._group.ranks[root])
+            raise self._slot.status_table.loss(self._group.ranks[root])
         if self.rank != root:
             self._copy_out(tensor, root)
 
@@ -207,7 +209,7 @@ class LocalComm(Comm):
         `stage`: copy the tensor into the arena (True), do not (False), or do unless it lies there
         already (None)."""
         self._seq += 1
-        own = None if stage else self._seat.arena.offset_of(tensor)
+        own = None if stage else self._slot.arena.offset_of(tensor)
         offset = own or 0
         if own is None and stage is not False:
             offset = self._stage(tensor)
@@ -223,7 +225,7 @@ class LocalComm(Comm):
         row[SEQ] = self._seq  # last: it says that the rest of the row is there
         table, seq = self._table, self._seq
         if table[:, SEQ].min() >= seq or self._rest_came(table, seq):
-            self._seat.ring(self._group.ranks)
+            self._slot.wake(self._group.ranks)
         return own is not None
 
     def _await_all(self, call: str) -> Sequence[int]:
@@ -231,7 +233,7 @@ class LocalComm(Comm):
         came: all, or the rest.
         """
         table, seq = self._table, self._seq
-        self._seat.wait(
+        self._slot.wait(
             lambda: bool(table[:, SEQ].min() >= seq) or self._rest_came(table, seq), call
         )
         came = self._who_came(table, seq)
@@ -269,7 +271,7 @@ class LocalComm(Comm):
 
     def _region(self, rank: int, dtype: torch.dtype) -> Tensor:
         row = self._table[rank]
-        return self._seat.arena.tensor(int(row[OFFSET]), int(row[ELEMENTS]), dtype)
+        return self._slot.arena.tensor(int(row[OFFSET]), int(row[ELEMENTS]), dtype)
 
     def _copy_out(self, tensor: Tensor, rank: int) -> None:
         tensor.copy_(self._region(rank, tensor.dtype).view(tensor.shape))
@@ -279,7 +281,7 @@ class LocalComm(Comm):
         which = self._seq % 2
         self._staging[which] = self._at_least(self._staging[which], tensor.nbytes)
         offset, _ = self._staging[which]
-        self._seat.arena.tensor(offset, tensor.numel(), tensor.dtype).view(tensor.shape).copy_(
+        self._slot.arena.tensor(offset, tensor.numel(), tensor.dtype).view(tensor.shape).copy_(
             tensor
         )
         return offset
@@ -291,33 +293,33 @@ class LocalComm(Comm):
         if nbytes <= area[1]:
             return area
         size = max(nbytes, 2 * area[1])
-        return self._seat.arena.allocate(size), size
+        return self._slot.arena.allocate(size), size
 
     # --- two workers ------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         channel, world = self._group.channels[self.rank, peer], self._group.ranks[peer]
-        self._seat.wait(lambda: bool(channel[TAKEN] >= channel[SEQ]), f"send to rank {world}")
+        self._slot.wait(lambda: bool(channel[TAKEN] >= channel[SEQ]), f"send to rank {world}")
         area = self._outbox[peer] = self._at_least(self._outbox.get(peer, (0, 0)), tensor.nbytes)
-        self._seat.arena.tensor(area[0], tensor.numel(), tensor.dtype).view(tensor.shape).copy_(
+        self._slot.arena.tensor(area[0], tensor.numel(), tensor.dtype).view(tensor.shape).copy_(
             tensor
         )
         channel[DTYPE : OFFSET + 1] = DTYPES.index(tensor.dtype), tensor.numel(), area[0]
         channel[SEQ] += 1
-        self._seat.ring((world,))
+        self._slot.wake((world,))
 
     def _recv(self, tensor: Tensor, peer: int) -> None:
         channel, world = self._group.channels[peer, self.rank], self._group.ranks[peer]
-        self._seat.wait(lambda: bool(channel[SEQ] > channel[TAKEN]), f"recv from rank {world}")
+        self._slot.wait(lambda: bool(channel[SEQ] > channel[TAKEN]), f"recv from rank {world}")
         dtype, elements, offset = map(int, channel[DTYPE : OFFSET + 1])
         if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
             raise MismatchError(
                 f"rank {world} sent {elements} × {DTYPES[dtype]}, "
-                f"rank {self._seat.rank} expected {signature(tensor)}"
+                f"rank {self._slot.rank} expected {signature(tensor)}"
             )
-        tensor.copy_(self._seat.arena.tensor(offset, elements, tensor.dtype).view(tensor.shape))
+        tensor.copy_(self._slot.arena.tensor(offset, elements, tensor.dtype).view(tensor.shape))
         channel[TAKEN] = channel[SEQ]
-        self._seat.ring((world,))
+        self._slot.wake((world,))
 
     def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
         # A send waits for nothing but the peer's taking the message before, so both may send first.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flockstep.backends.local.arena import ALIGNMENT, Arena
-from flockstep.backends.local.seat import Seat
+from flockstep.backends.local.process_slot import ProcessSlot
 from flockstep.comm import Meter, SharedTensor
 
 
@@ -31,7 +31,7 @@ class LocalShared(SharedTensor):
 
     def __init__(
         self,
-        seat: Seat,
+        slot: ProcessSlot,
         offset: int,
         name: str,
         like: Tensor,
@@ -43,17 +43,17 @@ class LocalShared(SharedTensor):
         self.shape = like.shape
         self.dtype = like.dtype
         self.meter = meter
-        self._seat = seat
+        self._slot = slot
         self._offset = offset
         self._ranks = ranks
         self._rank = rank
         members = len(ranks)
-        words = seat.arena.words(offset, _header_words(members))
+        words = slot.arena.words(offset, _header_words(members))
         self._turn = words[:1]
         of_members = words[1:].reshape(4, members)
         self._waits_for_lock, self._retired, self._waits_for_change, self._changes = of_members
         where = offset + _header_bytes(members)
-        self._value = seat.arena.tensor(where, like.numel(), like.dtype).view(like.shape)
+        self._value = slot.arena.tensor(where, like.numel(), like.dtype).view(like.shape)
 
     @staticmethod
     def create(arena: Arena, value: Tensor, members: int) -> int:
@@ -71,12 +71,12 @@ class LocalShared(SharedTensor):
     def _write(self, tensor: Tensor) -> None:
         self._value.copy_(tensor)
         self._note(self._changes_by_others(), changes=True)
-        self._ring(self._waits_for_change)
+        self._wake(self._waits_for_change)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         self._value.add_(tensor.to(self._value.device), alpha=scale)
         self._note(self._changes_by_others(), changes=True)
-        self._ring(self._waits_for_change)
+        self._wake(self._waits_for_change)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         # What is added is measured from the value that is returned, so that what the centre gains
@@ -85,7 +85,7 @@ class LocalShared(SharedTensor):
         before = self._value.clone()
         self._value.add_(tensor.to(before.device) - before, alpha=weight)
         self._note(landed, reads=True, changes=True)
-        self._ring(self._waits_for_change)
+        self._wake(self._waits_for_change)
         return before.to(tensor.device)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
@@ -97,7 +97,7 @@ class LocalShared(SharedTensor):
             return holds(out.copy_(self._value))
 
         self._waits_for_change[self._rank] = 1
-        self._seat.wait(look, f"wait_until of shared {self.name!r}")
+        self._slot.wait(look, f"wait_until of shared {self.name!r}")
         self._waits_for_change[self._rank] = 0
         self._note(landed, reads=True)
 
@@ -124,7 +124,7 @@ class LocalShared(SharedTensor):
 
     def _lock(self, in_turn: bool) -> None:
         if in_turn:
-            self._seat.wait(self._has_turn, f"lock in turn of shared {self.name!r}")
+            self._slot.wait(self._has_turn, f"lock in turn of shared {self.name!r}")
         self._acquire()
 
     def _unlock(self, in_turn: bool) -> None:
@@ -141,20 +141,20 @@ class LocalShared(SharedTensor):
         self._release()
 
     def _acquire(self) -> None:
-        arena, offset = self._seat.arena, self._offset
+        arena, offset = self._slot.arena, self._offset
         self._waits_for_lock[self._rank] = 1
-        self._seat.wait(lambda: arena.try_lock(offset), f"lock of shared {self.name!r}")
+        self._slot.wait(lambda: arena.try_lock(offset), f"lock of shared {self.name!r}")
         self._waits_for_lock[self._rank] = 0
 
     def _release(self) -> None:
-        self._seat.arena.unlock(self._offset)
-        self._ring(self._waits_for_lock)
+        self._slot.arena.unlock(self._offset)
+        self._wake(self._waits_for_lock)
 
-    def _ring(self, waits: NDArray[np.int64]) -> None:
+    def _wake(self, waits: NDArray[np.int64]) -> None:
         """Wake those who have a one there."""
         waiting = waits.tolist()  # a copy first: numpy does not search an array that others change
         if any(waiting):
-            self._seat.ring(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
+            self._slot.wake(rank for rank, waits in zip(self._ranks, waiting, strict=True) if waits)
 
     def _has_turn(self) -> bool:
         """The turn of one who was lost before passing it belongs to the next: nobody needs to
@@ -163,7 +163,7 @@ class LocalShared(SharedTensor):
         turn = self._turn[0]
         if turn == self._rank:
             return True
-        is_lost = self._seat.board.missed[self._ranks[turn]]
+        is_lost = self._slot.status_table.missed[self._ranks[turn]]
         return bool(is_lost) and self._first_from(int(turn)) == self._rank
 
     def _pass_turn(self) -> None:
@@ -171,11 +171,11 @@ class LocalShared(SharedTensor):
         following = self._first_from(self._rank + 1)
         if following is not None:
             self._turn[0] = following
-            self._seat.ring((self._ranks[following],))
+            self._slot.wake((self._ranks[following],))
 
     def _first_from(self, rank: int) -> int | None:
         """The first member from `rank` on, in a circle, that has neither retired nor been lost."""
-        members, missed = len(self._ranks), self._seat.board.missed
+        members, missed = len(self._ranks), self._slot.status_table.missed
         for distance in range(members):
             member = (rank + distance) % members
             if not self._retired[member] and not missed[self._ranks[member]]:

@@ -23,18 +23,20 @@ from flockstep.backends.local.comm import (
     CHUNK_ELEMENTS,
     SEQ,
     TAKEN,
-    Group,
     LocalComm,
+    LocalGroup,
 )
-from flockstep.backends.local.seat import Seat
+from flockstep.backends.local.process_slot import ProcessSlot
 from flockstep.comm import REDUCTIONS, Clock, Meter, reduce_in_rank_order
 
 
 class SurvivingComm(LocalComm):
     """A worker process's handle on those of its group that are still there."""
 
-    def __init__(self, seat: Seat, group: Group, seed: int, meter: Meter, clock: Clock) -> None:
-        super().__init__(seat, group, seed, meter, clock)
+    def __init__(
+        self, slot: ProcessSlot, group: LocalGroup, seed: int, meter: Meter, clock: Clock
+    ) -> None:
+        super().__init__(slot, group, seed, meter, clock)
         self._worlds = np.array(group.ranks)
 
     @property
@@ -43,7 +45,7 @@ class SurvivingComm(LocalComm):
 
     def _missed(self) -> NDArray[np.int64]:
         """When each member was missed; zero: it is there. A copy."""
-        missed: NDArray[np.int64] = self._seat.board.missed[self._worlds]
+        missed: NDArray[np.int64] = self._slot.status_table.missed[self._worlds]
         return missed
 
     def _rest_came(self, table: NDArray[np.int64], seq: int) -> bool:
@@ -71,21 +73,21 @@ class SurvivingComm(LocalComm):
         channel = self._group.channels[self.rank, peer]
         self._wait_for(peer, lambda: bool(channel[TAKEN] >= channel[SEQ]), "send to")
         if self._is_lost(peer):
-            raise self._seat.board.loss(self._group.ranks[peer])
+            raise self._slot.status_table.loss(self._group.ranks[peer])
         super()._send(tensor, peer)
 
     def _recv(self, tensor: Tensor, peer: int) -> None:
         channel = self._group.channels[peer, self.rank]
         self._wait_for(peer, lambda: bool(channel[SEQ] > channel[TAKEN]), "recv from")
         if channel[SEQ] <= channel[TAKEN]:  # what it sent before it was lost is still received
-            raise self._seat.board.loss(self._group.ranks[peer])
+            raise self._slot.status_table.loss(self._group.ranks[peer])
         super()._recv(tensor, peer)
 
     def _wait_for(self, peer: int, is_ready: Callable[[], bool], call: str) -> None:
         """Wait until `is_ready()`, or until `peer` is lost."""
-        self._seat.wait(
+        self._slot.wait(
             lambda: self._is_lost(peer) or is_ready(), f"{call} rank {self._group.ranks[peer]}"
         )
 
     def _is_lost(self, peer: int) -> bool:
-        return bool(self._seat.board.missed[self._group.ranks[peer]])
+        return bool(self._slot.status_table.missed[self._group.ranks[peer]])

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TextIO
 
 import torch
 
-from flockstep.backends.base import Stopped
+from flockstep.backends.base import Stopped, usable_cores
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
-from flockstep.backends.local.comm import Group, LocalComm
-from flockstep.backends.local.seat import (
+from flockstep.backends.local.comm import LocalComm, LocalGroup
+from flockstep.backends.local.process_slot import (
     BEGAN,
     ENDED,
     OUTCOME,
     RUNNING,
     STATE,
-    Bells,
-    Board,
-    Seat,
+    ProcessSlot,
+    StatusTable,
+    WakeupPipes,
 )
 from flockstep.backends.local.survivors import SurvivingComm
+from flockstep.backends.outcome import outcome_of, packed
 from flockstep.comm import Clock
-from flockstep.errors import FlockstepError, WorkerError, worker_error
 from flockstep.randomness import seed_torch
 
 PR_SET_PDEATHSIG = 1
@@ -44,74 +44,46 @@ class Orders:
     first_rank: int  # of these workers, where they are part of a larger world
     seed: int
     on_failure: str
-    board: int
+    status_table: int
     group: int
     program: int
 
 
-@dataclass
-class Outcome:
-    """What a program came to: a value, or an error with its traceback."""
-
-    value: Any = None
-    error: BaseException | None = None
-    trace: str = ""
-
-
-def work(arena: Arena, bells: Bells, orders: Orders, rank: int) -> None:
+def work(arena: Arena, pipes: WakeupPipes, orders: Orders, rank: int) -> None:
     """Run the program as worker `rank` and leave its outcome in the arena."""
     # Ctrl-C reaches the launcher, which stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     _die_with_parent()
     _print_whole_lines()
-    board = Board(arena, orders.board, orders.workers)
-    seat = Seat(arena, board, bells, rank)
-    seat.status[STATE] = RUNNING
+    table = StatusTable(arena, orders.status_table, orders.workers)
+    slot = ProcessSlot(arena, table, pipes, rank)
+    slot.status[STATE] = RUNNING
     try:
-        seat.status[OUTCOME] = _store(arena, _run(seat, orders), orders.first_rank + rank)
+        slot.status[OUTCOME] = packed(
+            outcome_of(lambda: _run(slot, orders)),
+            orders.first_rank + rank,
+            functools.partial(payload.store, arena),
+            functools.partial(payload.load_copy, arena),
+        )
     except Stopped:
         return
-    seat.status[STATE] = ENDED
+    slot.status[STATE] = ENDED
 
 
-def _run(seat: Seat, orders: Orders) -> Outcome:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // orders.workers))
-    seed_torch(orders.seed, orders.first_rank + seat.rank)
-    try:
-        program = payload.load_private(seat.arena, orders.program)
-        group = Group(seat, orders.group, tuple(range(orders.workers)))
-        kind = SurvivingComm if orders.on_failure == "continue" else LocalComm
-        comm = kind(seat, group, orders.seed, seat.meter, Clock())
-        with comm.unmetered():
-            comm.barrier()  # the clock starts when all are there
-        comm.clock.start()
-        seat.meter.clock = comm.now
-        seat.status[BEGAN] = time.monotonic_ns()
-        return Outcome(program(comm))
-    except Stopped:
-        raise
-    except BaseException as error:  # noqa: BLE001
-        # Whatever ended the program is the launcher's to raise.
-        return Outcome(error=error, trace=traceback.format_exc())
-
-
-def _store(arena: Arena, outcome: Outcome, rank: int) -> int:
-    try:
-        place = payload.store(arena, outcome)
-        if outcome.error is not None:
-            # Many exceptions go into a pickle and do not come out again.
-            payload.load_copy(arena, place)
-        return place
-    except Exception as error:  # noqa: BLE001
-        # Pickle raises whatever the objects it meets raise.
-        if outcome.error is None:
-            sent: FlockstepError = FlockstepError(
-                f"rank {rank} cannot send what its program returned: {error}"
-            )
-        else:
-            sent = WorkerError(str(worker_error(rank, outcome.error)), rank)
-        return payload.store(arena, Outcome(error=sent, trace=outcome.trace))
+def _run(slot: ProcessSlot, orders: Orders) -> Any:
+    torch.set_num_threads(max(1, usable_cores() // orders.workers))
+    seed_torch(orders.seed, orders.first_rank + slot.rank)
+    program = payload.load_private(slot.arena, orders.program)
+    group = LocalGroup(slot, orders.group, tuple(range(orders.workers)))
+    kind = SurvivingComm if orders.on_failure == "continue" else LocalComm
+    comm = kind(slot, group, orders.seed, slot.meter, Clock())
+    with comm.unmetered():
+        comm.barrier()  # the clock starts when all are there
+    comm.clock.start()
+    slot.meter.clock = comm.now
+    slot.status[BEGAN] = time.monotonic_ns()
+    return program(comm)
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:
@@ -137,6 +109,5 @@ def _line_buffered(stream: TextIO) -> TextIO:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process if the server that forked it dies first (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel end this process if the server that forked it dies first."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

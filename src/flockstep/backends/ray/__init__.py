@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import Backend, Launch
+from flockstep.backends.base import Backend, Launch, require_linux
 from flockstep.errors import FlockstepError
 from flockstep.fields import require_choice, require_integer, require_number
 
 if TYPE_CHECKING:
-    from flockstep.backends.ray.crew import Crew
+    from flockstep.backends.ray.actor_pool import ActorPool
 
 PLACEMENTS = ("pack", "spread")
 
@@ -32,7 +32,7 @@ class Ray(Backend):
         household: this many neighbouring ranks always share a host; the placement is that of the
             households.
         resources: what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told.
-        homes: how many actors hold the parts of shared tensors; by default one on each host, and
+        homes: how many actors hold the shards of shared tensors; by default one on each host, and
             two at least.
     """
 
@@ -43,6 +43,7 @@ class Ray(Backend):
         resources: Mapping[str, float] | None = None,
         homes: int | None = None,
     ) -> None:
+        require_linux("ray")
         require_choice("placement", placement, PLACEMENTS)
         require_integer("household", household, 1)
         if homes is not None:
@@ -54,14 +55,14 @@ class Ray(Backend):
         self.resources = {"CPU": 1.0} if resources is None else dict(resources)
         self.homes = homes
         self._kept = ExitStack()
-        self._kept_crew: Crew | None = None
+        self._kept_pool: ActorPool | None = None
 
     def __enter__(self) -> Ray:
-        self._kept_crew = self._gather(self._kept)
+        self._kept_pool = self._make_pool(self._kept)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._kept_crew = None
+        self._kept_pool = None
         self._kept.close()
 
     def __repr__(self) -> str:
@@ -70,20 +71,20 @@ class Ray(Backend):
 
     def run(self, launch: Launch) -> list[Any]:
         with ExitStack() as stack:
-            crew = self._kept_crew or self._gather(stack)
+            pool = self._kept_pool or self._make_pool(stack)
             from flockstep.backends.ray.run import Run
 
-            with Run(crew, launch) as run:
+            with Run(pool, launch) as run:
                 return run.wait()
 
-    def _gather(self, stack: ExitStack) -> Crew:
-        """Connect to Ray; both the connection and the crew end with the stack."""
+    def _make_pool(self, stack: ExitStack) -> ActorPool:
+        """Connect to Ray; both the connection and the pool end with the stack."""
         if find_spec("ray") is None:
             raise FlockstepError("the Ray backend needs Ray: pip install 'flockstep[ray]'")
-        from flockstep.backends.ray.crew import Crew
+        from flockstep.backends.ray.actor_pool import ActorPool
         from flockstep.backends.ray.session import Session
 
         session = stack.enter_context(Session())
         return stack.enter_context(
-            Crew(session, self.placement, self.household, self.resources, self.homes)
+            ActorPool(session, self.placement, self.household, self.resources, self.homes)
         )

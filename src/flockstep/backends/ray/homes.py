@@ -1,4 +1,4 @@
-"""Where shared tensors live: actors that hold parts of them, in memory that workers of the same
+"""Where shared tensors live: actors that hold shards of them, in memory that workers of the same
 host map.
 
 A worker on a home's host works on the home's pages themselves, as local processes do: nothing is
@@ -47,8 +47,8 @@ def blend(value: Tensor, tensor: Tensor, weight: float, before: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """A home's memory for one part, as another process of the same host can find it."""
+class MemoryHandle:
+    """Where a home's memory for one shard is, as another process of the same host can find it."""
 
     node: str
     path: str
@@ -56,7 +56,7 @@ class Memory:
     nbytes: int
 
     def map(self, dtype: torch.dtype) -> Tensor | None:
-        """The part itself; None if it cannot be reached from here: on another host, or in a
+        """The shard itself; None if it cannot be reached from here: on another host, or in a
         container of its own.
         """
         if self.node != node_id():
@@ -80,45 +80,45 @@ def mapped(descriptor: int, nbytes: int, dtype: torch.dtype) -> Tensor:
 
 
 class HomeActor:
-    """Holds parts of shared tensors by key. It outlives the workers."""
+    """Holds shards of shared tensors by key. It outlives the workers."""
 
     def __init__(self) -> None:
-        self._memory: dict[str, Memory] = {}
+        self._memory: dict[str, MemoryHandle] = {}
         self._descriptors: dict[str, int] = {}
-        self._parts: dict[str, Tensor] = {}
+        self._shards: dict[str, Tensor] = {}
 
-    def hold(self, key: str, nbytes: int, dtype: torch.dtype) -> Memory:
-        """Make the part of that key unless it is there; every worker asks, and all get the same."""
+    def hold(self, key: str, nbytes: int, dtype: torch.dtype) -> MemoryHandle:
+        """Make the shard of that key unless it is there. Every worker asks; all get the same."""
         if key not in self._memory:
             name = f"flockstep-{secrets.token_hex(16)}"
             descriptor = os.memfd_create(name)
             os.ftruncate(descriptor, nbytes)
             self._descriptors[key] = descriptor
-            self._memory[key] = Memory(
+            self._memory[key] = MemoryHandle(
                 node_id(), f"/proc/{os.getpid()}/fd/{descriptor}", name, nbytes
             )
-            self._parts[key] = mapped(descriptor, nbytes, dtype)
+            self._shards[key] = mapped(descriptor, nbytes, dtype)
         return self._memory[key]
 
     def forget(self, run: str) -> None:
-        """Free all parts of that run. Who still maps them keeps them."""
+        """Free all shards of that run. Who still maps them keeps them."""
         for key in [key for key in self._memory if key.startswith(run)]:
             os.close(self._descriptors.pop(key))
-            del self._memory[key], self._parts[key]
+            del self._memory[key], self._shards[key]
 
     # --- for workers on other hosts ---------------------------------------------------------------
 
     def read(self, key: str) -> Bytes:
-        return as_bytes(self._parts[key])
+        return as_bytes(self._shards[key])
 
     def write(self, key: str, data: Bytes) -> None:
-        as_bytes(self._parts[key])[:] = data
+        as_bytes(self._shards[key])[:] = data
 
     def add(self, key: str, data: Bytes, scale: float) -> None:
-        add(self._parts[key], _readable(data, self._parts[key].dtype), scale)
+        add(self._shards[key], _readable(data, self._shards[key].dtype), scale)
 
     def blend(self, key: str, data: Bytes, weight: float) -> Bytes:
-        value = self._parts[key]
+        value = self._shards[key]
         before = torch.empty_like(value)
         blend(value, _readable(data, value.dtype), weight, before)
         return as_bytes(before)

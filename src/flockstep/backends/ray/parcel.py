@@ -4,14 +4,12 @@ tensors and arrays.
 
 from __future__ import annotations
 
-import io
-import pickle
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flockstep.backends.local.payload import _Pickler
+from flockstep.backends import pickling
 
 Parcel = list[NDArray[np.uint8]]
 """The first part is the pickle. Ray stores arrays as they are and shows them to readers without
@@ -20,11 +18,7 @@ a copy.
 
 
 def pack(value: Any) -> Parcel:
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    return [np.frombuffer(part, dtype=np.uint8) for part in parts]
+    return [np.frombuffer(piece, dtype=np.uint8) for piece in pickling.dump(value)]
 
 
 def unpack(parcel: Parcel) -> Any:
@@ -32,4 +26,4 @@ def unpack(parcel: Parcel) -> Any:
     written to.
     """
     stream, *buffers = parcel
-    return pickle.loads(stream.data, buffers=[bytearray(buffer) for buffer in buffers])
+    return pickling.load([stream.data, *map(bytearray, buffers)])

@@ -1,4 +1,4 @@
-"""One launch: tickets given out, workers watched, outcomes collected."""
+"""One launch: workers told of each other, watched, and their outcomes collected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from ray.exceptions import RayActorError
 from torch._C._distributed_c10d import TCPStore
 
 from flockstep.backends.base import Launch
-from flockstep.backends.cluster import Coordinator, Service, Ticket
-from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES
-from flockstep.backends.local.worker_process import Outcome
-from flockstep.backends.ray.crew import Crew
+from flockstep.backends.cluster import RUN_BYTES, TOKEN_BYTES, Coordinator, Membership, Service
+from flockstep.backends.outcome import result_of
+from flockstep.backends.ray.actor_pool import ActorPool
 from flockstep.backends.ray.parcel import pack, unpack
-from flockstep.errors import FlockstepError, worker_error
+from flockstep.errors import FlockstepError
 
 LOOK_SECONDS = 0.05
 # For workers that are asked to stop, before they are killed: others take long to start.
@@ -28,10 +27,10 @@ UNWIND_SECONDS = 1.0
 
 
 class Run:
-    """A run of a program by the first workers of a crew."""
+    """A run of a program by the first workers of a pool."""
 
-    def __init__(self, crew: Crew, launch: Launch) -> None:
-        self._crew = crew
+    def __init__(self, pool: ActorPool, launch: Launch) -> None:
+        self._pool = pool
         self._launch = launch
         self._coordinator = Coordinator(launch.workers, launch.on_failure)
         self._results: list[Any] = [None] * launch.workers
@@ -52,29 +51,29 @@ class Run:
     def _begin(self, stack: ExitStack) -> None:
         parcel = ray.put(pack(self._launch.program))
         run, token = secrets.token_bytes(RUN_BYTES), secrets.token_bytes(TOKEN_BYTES)
-        workers = self._crew.workers(self._launch.workers)
-        stack.callback(self._crew.forget, run.hex())
+        workers = self._pool.workers(self._launch.workers)
+        stack.callback(self._pool.forget, run.hex())
         service = stack.enter_context(
-            Service(self._crew.address, run, token, {"worker": self._coordinator.serve})
+            Service(self._pool.address, run, token, {"worker": self._coordinator.serve})
         )
-        store = _store(self._crew.address)
+        store = _store(self._pool.address)
         stack.callback(lambda: store)  # lives as long as the run
         stack.callback(self._stop_workers)
         neighbours = Counter(place.node for _, place in workers)
         for rank, (actor, place) in enumerate(workers):
-            ticket = Ticket(
+            membership = Membership(
                 rank=rank,
                 workers=self._launch.workers,
                 seed=self._launch.seed,
                 on_failure=self._launch.on_failure,
                 address=service.address,
-                store=(self._crew.address, store.port),
+                store=(self._pool.address, store.port),
                 run=run,
                 token=token,
                 host=place.address,
             )
             self._ranks[
-                actor.run.remote(ticket, parcel, self._crew.homes, neighbours[place.node])
+                actor.run.remote(membership, parcel, self._pool.homes, neighbours[place.node])
             ] = rank
             self._outputs.append(actor.output.options(num_returns="streaming").remote())
 
@@ -111,24 +110,15 @@ class Run:
         try:
             parcel = ray.get(reference)
         except RayActorError:
-            self._crew.lose(rank)
+            self._pool.lose(rank)
             self._coordinator.declare_gone(rank)
             return
         if parcel is None:
             return
         try:
-            outcome: Outcome = unpack(parcel)
-        except Exception as unreadable:  # noqa: BLE001
-            # Whatever the objects in the pickle raise.
-            error = FlockstepError(f"what rank {rank} returned cannot be read here: {unreadable}")
-            error.__cause__ = unreadable
+            self._results[rank] = result_of(rank, parcel, unpack)
+        except FlockstepError as error:
             self._coordinator.fail(error)
-            return
-        if outcome.error is not None:
-            error = worker_error(rank, outcome.error)
-            (error.__cause__ or error).add_note(f"In the process of rank {rank}:\n{outcome.trace}")
-            self._coordinator.fail(error)
-        self._results[rank] = outcome.value
 
     def _print(self, output: Any) -> None:
         try:
@@ -159,7 +149,7 @@ class Run:
         while self._ranks and time.monotonic() < deadline:
             self._listen(LOOK_SECONDS)
         for rank in self._ranks.values():
-            self._crew.lose(rank)
+            self._pool.lose(rank)
 
 
 def _store(address: str) -> TCPStore:

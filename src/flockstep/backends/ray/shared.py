@@ -1,4 +1,4 @@
-"""A worker's side of shared tensors: which home holds which part, and how each is reached."""
+"""A worker's side of shared tensors: which home holds which shard, and how each is reached."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ import torch
 from ray.exceptions import RayActorError
 from torch import Tensor
 
-from flockstep.backends.cluster import LockedByLine
-from flockstep.backends.cluster.comm import ClusterComm
-from flockstep.backends.cluster.line import Line
+from flockstep.backends.cluster import ClusterComm, CoordinatedTensor, MakeShared
 from flockstep.backends.ray import homes as memory
 from flockstep.errors import WorkerLost
 
 Finish = Callable[[], None] | None
-"""What is left to do when all parts have been asked; None if it is done."""
+"""What is left to do when all shards have been asked; None if it is done."""
 
 
-class Part(ABC):
-    """One part of a shared tensor. Its operations take flat tensors of the CPU, of just this
-    part.
+class ShardAccess(ABC):
+    """One shard of a shared tensor. Its operations take flat tensors of the CPU, of just this
+    shard.
     """
 
     @abstractmethod
@@ -42,8 +40,8 @@ class Part(ABC):
     def blend(self, tensor: Tensor, weight: float, before: Tensor) -> Finish: ...
 
 
-class MappedPart(Part):
-    """A part whose home is on this host: its very pages."""
+class MappedShard(ShardAccess):
+    """A shard whose home is on this host: its very pages."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -61,8 +59,8 @@ class MappedPart(Part):
         memory.blend(self.value, tensor, weight, before)
 
 
-class DistantPart(Part):
-    """A part whose home is on another host. It has changed when the home has answered."""
+class RemoteShard(ShardAccess):
+    """A shard whose home is on another host. It has changed when the home has answered."""
 
     def __init__(self, actor: Any, key: str) -> None:
         self._actor = actor
@@ -92,8 +90,8 @@ class DistantPart(Part):
         return finish
 
 
-class RayShared(LockedByLine):
-    """A shared tensor in parts, one at each home."""
+class RayShared(CoordinatedTensor):
+    """A shared tensor in shards, one at each home."""
 
     def __init__(
         self,
@@ -125,10 +123,10 @@ class RayShared(LockedByLine):
             )
         except RayActorError as error:
             raise self._lost_home(error) from error
-        self._parts: list[Part] = []
-        for (home, _), part in zip(spans, held, strict=True):
-            value = part.map(self.dtype)
-            self._parts.append(DistantPart(home, key) if value is None else MappedPart(value))
+        self._shards: list[ShardAccess] = []
+        for (home, _), shard in zip(spans, held, strict=True):
+            value = shard.map(self.dtype)
+            self._shards.append(RemoteShard(home, key) if value is None else MappedShard(value))
         self._answer = np.empty(0, dtype=np.uint8)
         if is_first:
             self._write(like)
@@ -136,26 +134,26 @@ class RayShared(LockedByLine):
     def _read(self, out: Tensor) -> None:
         fits = out.is_contiguous() and out.device.type == "cpu"
         flat = out.view(-1) if fits else torch.empty(out.numel(), dtype=self.dtype)
-        self._all(lambda part, span: part.read(flat[span]))
+        self._all(lambda shard, span: shard.read(flat[span]))
         if not fits:
             out.copy_(flat.view(out.shape))
 
     def _write(self, tensor: Tensor) -> None:
         flat = _flat(tensor)
-        self._all(lambda part, span: part.write(flat[span]))
+        self._all(lambda shard, span: shard.write(flat[span]))
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         flat = _flat(tensor)
-        self._all(lambda part, span: part.add(flat[span], scale))
+        self._all(lambda shard, span: shard.add(flat[span], scale))
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         flat, before = _flat(tensor), self._memory_for_answer(tensor)
-        self._all(lambda part, span: part.blend(flat[span], weight, before[span]))
+        self._all(lambda shard, span: shard.blend(flat[span], weight, before[span]))
         return before.view(tensor.shape).to(tensor.device)
 
     def pages(self) -> Tensor | None:
-        part = self._parts[0] if len(self._parts) == 1 else None
-        return part.value.view(self.shape) if isinstance(part, MappedPart) else None
+        shard = self._shards[0] if len(self._shards) == 1 else None
+        return shard.value.view(self.shape) if isinstance(shard, MappedShard) else None
 
     def _memory_for_answer(self, tensor: Tensor) -> Tensor:
         """Memory that is the caller's alone: that of the last answer, if no tensor on it is left,
@@ -173,11 +171,11 @@ class RayShared(LockedByLine):
             self._answer = np.empty(tensor.nbytes, dtype=np.uint8)
         return torch.from_numpy(self._answer).view(self.dtype)
 
-    def _all(self, do: Callable[[Part, slice], Finish]) -> None:
-        """Ask for all parts, then wait for those that are not done."""
+    def _all(self, do: Callable[[ShardAccess, slice], Finish]) -> None:
+        """Ask for all shards, then wait for those that are not done."""
         try:
             for finish in [
-                do(part, span) for part, span in zip(self._parts, self._spans, strict=True)
+                do(shard, span) for shard, span in zip(self._shards, self._spans, strict=True)
             ]:
                 if finish is not None:
                     finish()
@@ -194,7 +192,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.cpu().contiguous().view(-1)
 
 
-def maker_of_shared(homes: Sequence[Any], run: str) -> Callable[[Line], Any]:
+def maker_of_shared(homes: Sequence[Any], run: str) -> MakeShared:
     """What `work` asks for: makes what serves `comm.shared`."""
 
     def make(
@@ -202,4 +200,4 @@ def maker_of_shared(homes: Sequence[Any], run: str) -> Callable[[Line], Any]:
     ) -> RayShared:
         return RayShared(comm, homes, run, name, like, home, is_first)
 
-    return lambda line: make
+    return make

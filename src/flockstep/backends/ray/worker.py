@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import queue
 import signal
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -14,11 +12,10 @@ from typing import Any
 
 import ray
 
-from flockstep.backends.base import Stopped
-from flockstep.backends.cluster import Ticket, work
-from flockstep.backends.local.worker_process import Outcome
+from flockstep.backends.base import Stopped, usable_cores
+from flockstep.backends.cluster import Membership, work
+from flockstep.backends.outcome import outcome_of, packed
 from flockstep.backends.ray.parcel import Parcel, pack, unpack
-from flockstep.errors import FlockstepError, WorkerError, worker_error
 from flockstep.randomness import seed_torch
 
 STDOUT, STDERR = "stdout", "stderr"
@@ -56,13 +53,16 @@ class WorkerActor:
     def place(self) -> Place:
         return Place(node_id(), ray.util.get_node_ip_address())
 
-    def run(self, ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Parcel | None:
+    def run(
+        self, membership: Membership, program: Parcel, homes: Any, neighbours: int
+    ) -> Parcel | None:
         """Be a worker of a run; returns its outcome, or None if it was stopped. `neighbours`
         share this host.
         """
         with _printing_to(self._printed):
             try:
-                return _packed(_run(ticket, program, homes, neighbours), ticket.rank)
+                outcome = outcome_of(lambda: _run(membership, program, homes, neighbours))
+                return packed(outcome, membership.rank, pack, unpack)
             except Stopped:
                 return None
 
@@ -73,37 +73,15 @@ class WorkerActor:
             yield printed
 
 
-def _run(ticket: Ticket, program: Parcel, homes: Any, neighbours: int) -> Outcome:
+def _run(membership: Membership, program: Parcel, homes: Any, neighbours: int) -> Any:
     import torch
 
     from flockstep.backends.ray.shared import maker_of_shared
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
-    seed_torch(ticket.seed, ticket.rank)
-    try:
-        return Outcome(work(ticket, unpack(program), maker_of_shared(homes, ticket.run.hex())))
-    except Stopped:
-        raise
-    except BaseException as error:  # noqa: BLE001
-        # Whatever ended the program is the launcher's to raise.
-        return Outcome(error=error, trace=traceback.format_exc())
-
-
-def _packed(outcome: Outcome, rank: int) -> Parcel:
-    try:
-        parcel = pack(outcome)
-        if outcome.error is not None:
-            unpack(parcel)  # many exceptions go into a pickle and do not come out again
-        return parcel
-    except Exception as error:  # noqa: BLE001
-        # Pickle raises whatever the objects it meets raise.
-        if outcome.error is None:
-            sent: FlockstepError = FlockstepError(
-                f"rank {rank} cannot send what its program returned: {error}"
-            )
-        else:
-            sent = WorkerError(str(worker_error(rank, outcome.error)), rank)
-        return pack(Outcome(error=sent, trace=outcome.trace))
+    torch.set_num_threads(max(1, usable_cores() // neighbours))
+    seed_torch(membership.seed, membership.rank)
+    make_shared = maker_of_shared(homes, membership.run.hex())
+    return work(membership, unpack(program), make_shared)
 
 
 @contextmanager

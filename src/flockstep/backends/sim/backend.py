@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from contextlib import suppress
@@ -12,8 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from flockstep.backends.base import Backend, Launch, Program
-from flockstep.backends.sim.comm import Group, SimComm
+from flockstep.backends.base import Backend, Launch, Program, usable_cores
+from flockstep.backends.sim.comm import SimComm, SimGroup
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
@@ -42,7 +41,7 @@ class Simulator(Backend):
     def run(self, launch: Launch) -> list[Any]:
         simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
-        # One intra-op thread a worker: results must not depend on how many lanes there are.
+        # One intra-op thread per worker: results must not depend on how many lanes there are.
         torch.set_num_threads(1)
         try:
             return simulation.run()
@@ -68,18 +67,14 @@ class _Simulation:
         self, backend: Simulator, launch: Launch, streams: TorchStates | LeftAlone
     ) -> None:
         workers, seed = launch.workers, launch.seed
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        self._scheduler = Scheduler(workers, min(backend.lanes or cores, workers), streams)
+        lanes = min(backend.lanes or usable_cores(), workers)
+        self._scheduler = Scheduler(workers, lanes, streams)
         self._program = launch.program
         self._watch = launch.watch
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0
         ranks = tuple(range(workers))
-        world = Group(ranks, backend.network.between(ranks))
+        world = SimGroup(ranks, backend.network.between(ranks))
         self._comms = [
             SimComm(
                 self._scheduler,

@@ -56,7 +56,7 @@ class Channel:
 
 
 @dataclass
-class Group:
+class SimGroup:
     """What the members of one comm share."""
 
     ranks: tuple[int, ...]  # in the world
@@ -75,12 +75,10 @@ class Group:
 class SimComm(Comm):
     """A simulated worker's handle on its group."""
 
-    is_virtual = True
-
     def __init__(
         self,
         scheduler: Scheduler,
-        group: Group,
+        group: SimGroup,
         rank: int,
         seed: int,
         network: Network,
@@ -147,7 +145,7 @@ class SimComm(Comm):
     # --- groups and shared tensors ----------------------------------------------------------------
 
     def split(self, color: int) -> SimComm:
-        def settle(colors: list[Tensor]) -> dict[int, Group]:
+        def settle(colors: list[Tensor]) -> dict[int, SimGroup]:
             groups = {}
             for each in sorted({int(value) for value in colors}):
                 ranks = tuple(
@@ -155,7 +153,7 @@ class SimComm(Comm):
                     for world, value in zip(self._group.ranks, colors, strict=True)
                     if int(value) == each
                 )
-                groups[each] = Group(ranks, self._network.between(ranks))
+                groups[each] = SimGroup(ranks, self._network.between(ranks))
             return groups
 
         with self.meter.call("split"):
@@ -338,7 +336,8 @@ class SimComm(Comm):
             end = max(slot.clock, other.clock) + cost
             for each in (slot, other):
                 each.meter.sent(cost)
-                self._scheduler.wake(each, end)
+                # What is not counted takes no time, not even that of waiting for each other.
+                self._scheduler.wake(each, each.clock if each.meter.paused else end)
 
         self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
         return received

@@ -1,4 +1,4 @@
-"""Who runs next: worker threads, a baton for each lane, and virtual time.
+"""Who runs next: worker threads, one baton per lane, and virtual time.
 
 Every worker is a thread. It runs until its next call to the comm, hands the call to the scheduler
 and sleeps at its gate until the call has an outcome. There is no scheduler thread: whoever makes a
@@ -74,7 +74,7 @@ class Scheduler:
         self._streams = streams
         self._running: set[Slot] = set()
         self._ready: list[tuple[int, int]] = []  # heap of (clock, rank)
-        # Heap; one entry a worker at most.
+        # Heap; at most one entry per worker.
         self._ordered: list[tuple[int, int, Callable[[], int | None]]] = []
         self._unfinished = workers
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from flockstep.backends.cluster.coordinator import Coordinator
-from flockstep.backends.cluster.messages import FROM_LAUNCHERS, require_form
+from flockstep.backends.cluster.messages import FROM_LAUNCHERS, require_schema
 from flockstep.backends.cluster.values import (
     decode,
     decode_error,
@@ -28,26 +28,26 @@ from flockstep.backends.cluster.wire import (
 from flockstep.errors import FlockstepError, WorkerLost
 
 
-class Gathering:
-    """Rank 0's side. Every launcher has a line to it, on which it says how its worker ended."""
+class ResultCollector:
+    """Rank 0's side. Every launcher says, on a connection of its own, how its worker ended."""
 
     def __init__(self, coordinator: Coordinator, workers: int) -> None:
         self._coordinator = coordinator
         self._workers = workers
-        self._lines: dict[int, Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._results: dict[int, tuple[Any, list[Tensor]]] = {}
         self._told = False
         self._guard = threading.Lock()
 
     def serve(self, connection: Connection, rank: int) -> None:
-        """Serve one launcher's line until it ends."""
+        """Serve one launcher's connection until it ends."""
         with self._guard:
-            if not 0 <= rank < self._workers or rank in self._lines:
+            if not 0 <= rank < self._workers or rank in self._connections:
                 raise WireError(f"the launcher of rank {rank} is not awaited")
-            self._lines[rank] = connection
+            self._connections[rank] = connection
         try:
             while (said := connection.hear()) is not None:
-                require_form(said, FROM_LAUNCHERS)
+                require_schema(said, FROM_LAUNCHERS)
                 match said["do"]:
                     case "result":
                         tensors = [_tensor(connection) for _ in range(said["tensors"])]
@@ -59,10 +59,10 @@ class Gathering:
                     case "raised":
                         self._coordinator.fail(decode_error(said["error"]))
         except OSError:
-            pass  # its host is gone: as good as a line that ended
+            pass  # its host is gone: as good as a connection that ended
         finally:
             with self._guard:
-                del self._lines[rank]
+                del self._connections[rank]
             if not self._told:
                 self._coordinator.declare_lost(rank)
 
@@ -79,17 +79,17 @@ class Gathering:
         else:
             verdict = {"over": [encode_error(error) for error in coordinator.lost.values()]}
         with self._guard:
-            lines = list(self._lines.values())
-        for line in lines:
+            connections = list(self._connections.values())
+        for connection in connections:
             try:
-                line.say(verdict)
+                connection.say(verdict)
             except OSError:
                 pass  # a launcher that is gone needs no verdict
 
     @property
     def is_empty(self) -> bool:
         """All launchers have heard and left."""
-        return not self._lines
+        return not self._connections
 
     def results(self, own: Any) -> dict[int, Any]:
         """What the workers returned, by rank; modules and dataclasses are made like those in
@@ -105,8 +105,8 @@ def _tensor(connection: Connection) -> Tensor:
     return connection.tensor(header)
 
 
-class Messenger:
-    """A launcher's side of its line to rank 0."""
+class LauncherChannel:
+    """A launcher's side of its connection to rank 0."""
 
     def __init__(self, connection: Connection, rank: int) -> None:
         self._connection = connection

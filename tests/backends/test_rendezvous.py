@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flockstep.backends.cluster.meeting import Meeting
+from flockstep.backends.cluster.rendezvous import Rendezvous
 from flockstep.backends.torchrun import World
 
 
@@ -41,17 +41,17 @@ def test_a_launcher_that_goes_before_all_have_met_is_lost():
     store = Store(last="address 1")
 
     def come_and_go() -> None:
-        with pytest.raises(SystemExit), Meeting(store, "127.0.0.1", 1, 2, None, "stop"):
+        with pytest.raises(SystemExit), Rendezvous(store, "127.0.0.1", 1, 2, None, "stop"):
             pass
 
     going = threading.Thread(target=come_and_go)
     going.start()
-    with Meeting(store, "127.0.0.1", 0, 2, None, "stop") as meeting:
+    with Rendezvous(store, "127.0.0.1", 0, 2, None, "stop") as rendezvous:
         going.join()
         deadline = time.monotonic() + 10
-        while not meeting._coordinator.lost and time.monotonic() < deadline:
+        while not rendezvous._coordinator.lost and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert meeting._coordinator.lost.keys() == {1}
+        assert rendezvous._coordinator.lost.keys() == {1}
 
 
 TWO_HOSTS = {"WORLD_SIZE": "2", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "lo"}

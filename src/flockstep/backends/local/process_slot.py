@@ -1,12 +1,12 @@
-"""A worker's seat: how processes wait for each other, and what the others and the launcher can see
-of it.
+"""A worker's process slot: how processes wait for each other, and what the others and the launcher
+can see of it.
 
 State that processes tell each other stands in the arena, every word with a single writer. To wait
-is to look at it, and to sleep at one's bell (a pipe) until somebody who changed it rings. No
-wake-up is lost: a sleeper says that it sleeps before it looks the last time, a ringer looks who
-sleeps after it wrote. Sleepers look up ten times a second all the same. That makes deadlock a fact
-that the launcher can see: when all workers wait, and each has looked again since then in vain,
-nobody is left who could change anything."""
+is to look at it, and to sleep at a pipe until somebody who changed it wakes the sleeper. No wake-up
+is lost: a sleeper says that it sleeps before it looks the last time, a writer looks who sleeps
+after it wrote. Sleepers look up ten times a second all the same. That makes deadlock a fact that
+the launcher can see: when all workers wait, and each has looked again since then in vain, nobody
+is left who could change anything."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
-# Columns of the status board, a row for each worker. The last two are the launcher's: how it ended,
+# Columns of the status table, one row per worker. The last two are the launcher's: how it ended,
 # and when that was noticed, or zero. Times are nanoseconds of the system's clock.
 STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, EXIT_CODE, MISSED_AT = range(8)
 COLUMNS = 8
 STARTING, RUNNING, WAITING, ENDED = range(4)
 
 
-class Board:
+class StatusTable:
     """The status of every worker, where the launcher can read it."""
 
     def __init__(self, arena: Arena, offset: int, workers: int) -> None:
@@ -74,13 +74,13 @@ class Board:
 
 
 @dataclass(frozen=True)
-class Bells:
-    """A pipe for each worker: (where it listens, where others ring)."""
+class WakeupPipes:
+    """One pipe per worker: (the end at which it sleeps, the end at which others wake it)."""
 
     pipes: list[tuple[int, int]]
 
     @classmethod
-    def create(cls, workers: int) -> Bells:
+    def create(cls, workers: int) -> WakeupPipes:
         pipes = [os.pipe() for _ in range(workers)]
         for ends in pipes:
             for end in ends:
@@ -93,20 +93,20 @@ class Bells:
                 os.close(end)
 
 
-class Seat:
+class ProcessSlot:
     """One worker's place in the run."""
 
-    def __init__(self, arena: Arena, board: Board, bells: Bells, rank: int) -> None:
+    def __init__(self, arena: Arena, table: StatusTable, pipes: WakeupPipes, rank: int) -> None:
         self.arena = arena
-        self.board = board
+        self.status_table = table
         self.rank = rank
         self.meter = Meter()
-        self.status = board.rows[rank]
-        self._states = board.rows[:, STATE]
-        self._ears = [ear for ear, _ in bells.pipes]
-        self._ropes = [rope for _, rope in bells.pipes]
+        self.status = table.rows[rank]
+        self._states = table.rows[:, STATE]
+        self._read_ends = [read_end for read_end, _ in pipes.pipes]
+        self._write_ends = [write_end for _, write_end in pipes.pipes]
         self._poll = select.poll()
-        self._poll.register(self._ears[rank], select.POLLIN)
+        self._poll.register(self._read_ends[rank], select.POLLIN)
         self._fence = threading.Lock()
 
     def wait(self, is_ready: Callable[[], bool], call: str) -> None:
@@ -122,21 +122,21 @@ class Seat:
         timeout = 0
         while True:
             # A system call: what is written above is seen before what is read below.
-            rung = self._poll.poll(timeout)
-            if rung:
+            woken = self._poll.poll(timeout)
+            if woken:
                 self._drain()
             if is_ready():
                 break
-            if timeout and not rung:
+            if timeout and not woken:
                 if not status[LOOKS]:
-                    self.board.say(self.rank, f"{call} at {source_line(sys._getframe(1))}")
+                    self.status_table.say(self.rank, f"{call} at {source_line(sys._getframe(1))}")
                 status[LOOKS] += 1
             timeout = LOOK_MILLISECONDS
         status[STATE] = RUNNING
         status[LOOKS] = 0
         self.meter.waited(time.monotonic() - began)
 
-    def ring(self, ranks: Iterable[int]) -> None:
+    def wake(self, ranks: Iterable[int]) -> None:
         """Wake those of `ranks` that sleep. Call it after writing what they wait for."""
         # Taking a lock is a memory fence: the write comes before the look at who sleeps.
         with self._fence:
@@ -144,12 +144,12 @@ class Seat:
         for rank in ranks:
             if sleeping[rank] and rank != self.rank:
                 try:
-                    os.write(self._ropes[rank], b"\0")
+                    os.write(self._write_ends[rank], b"\0")
                 except BlockingIOError:
-                    pass  # a full pipe rings already
+                    pass  # a full pipe wakes already
 
     def _drain(self) -> None:
         try:
-            os.read(self._ears[self.rank], 4096)
+            os.read(self._read_ends[self.rank], 4096)
         except BlockingIOError:
-            pass  # somebody has rung, and it was heard before
+            pass  # one wake-up too many: it was taken before

@@ -1,8 +1,8 @@
-"""The launchers of one run, a process for each rank: they find each other, start their workers and
+"""The launchers of one run, one process per rank: they find each other, start their workers and
 end together.
 
 A launcher's worker runs in a process of its own. So a worker that dies takes nothing with it: its
-launcher says how it ended, goes on serving its part of the shared tensors, and hears how the run
+launcher says how it ended, goes on serving its shards of the shared tensors, and hears how the run
 ends. Rank 0's launcher coordinates."""
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from torch._C._distributed_c10d import Store
 
 from flockstep.backends.base import Launch, Program
 from flockstep.backends.cluster.comm import ClusterComm
+from flockstep.backends.cluster.completion import LauncherChannel, ResultCollector
 from flockstep.backends.cluster.coordinator import Coordinator
-from flockstep.backends.cluster.gathering import Gathering, Messenger
 from flockstep.backends.cluster.homes import Homes
-from flockstep.backends.cluster.line import Line
 from flockstep.backends.cluster.service import Service
 from flockstep.backends.cluster.shared import Directory, Peers, ShardedTensor
 from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES, connect
-from flockstep.backends.cluster.work import Ticket, work
+from flockstep.backends.cluster.work import Membership, work
 from flockstep.backends.local import LocalProcesses
 from flockstep.comm import Comm
 from flockstep.errors import FlockstepError, WorkerLost
@@ -46,7 +45,7 @@ class RunFailed(BaseException):
         self.error = error
 
 
-class Meeting:
+class Rendezvous:
     """One run, as the launcher of one rank sees it.
 
     `store` is where the launchers find each other, `host` the one address of this host to listen
@@ -66,11 +65,11 @@ class Meeting:
         self._terminated_at: float | None = None
         self._stack = ExitStack()
         self._coordinator = Coordinator(size, on_failure) if rank == 0 else None
-        self._gathering = (
-            Gathering(self._coordinator, size) if self._coordinator is not None else None
+        self._collector = (
+            ResultCollector(self._coordinator, size) if self._coordinator is not None else None
         )
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> Rendezvous:
         with ExitStack() as stack:
             self.directory = self._meet(stack)
             if threading.current_thread() is threading.main_thread():
@@ -82,9 +81,9 @@ class Meeting:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def ticket(self, seed: int, store: tuple[str, int]) -> Ticket:
+    def membership(self, seed: int, store: tuple[str, int]) -> Membership:
         """This rank's worker's. Process groups are made at the store of that address."""
-        return Ticket(
+        return Membership(
             rank=self._rank,
             workers=self._size,
             seed=seed,
@@ -111,15 +110,15 @@ class Meeting:
             try:
                 worker = Launch(launch.program, 1, launch.seed, watch=look)
                 (own,) = local.run_part(worker, first_rank=self._rank)
-                self._messenger.bring(own)
+                self._channel.bring(own)
             except Exception as error:  # noqa: BLE001
                 # Whatever it is: all ranks must hear of it.
                 if isinstance(error, WorkerLost) and error.rank == self._rank:
-                    self._messenger.tell_lost(error)
+                    self._channel.tell_lost(error)
                 else:
                     own_error = error
-                    self._messenger.tell_raised(error)
-            while not self._messenger.is_over:
+                    self._channel.tell_raised(error)
+            while not self._channel.is_over:
                 look(seconds=LOOK_SECONDS)
         except RunFailed as failed:
             failure = own_error or failed.error
@@ -129,16 +128,16 @@ class Meeting:
 
     def _results(self, own: Any) -> list[Any]:
         """All results on rank 0; elsewhere this rank's own. Everywhere, who was lost."""
-        found = {} if self._gathering is None else self._gathering.results(own)
+        found = {} if self._collector is None else self._collector.results(own)
         found[self._rank] = own
-        found |= {lost.rank: lost for lost in self._messenger.lost if lost.rank is not None}
+        found |= {lost.rank: lost for lost in self._channel.lost if lost.rank is not None}
         return [found.get(rank) for rank in range(self._size)]
 
     def _look(self, seconds: float) -> None:
         """Listen for at most that long; raises what the run has failed of."""
-        if self._gathering is not None:
-            self._gathering.tick()
-        error = self._messenger.look(seconds)
+        if self._collector is not None:
+            self._collector.tick()
+        error = self._channel.look(seconds)
         if error is None and os.getppid() != self._parent:
             error = FlockstepError(f"what started the launcher of rank {self._rank} is gone")
         if error is not None:
@@ -168,16 +167,16 @@ class Meeting:
             token = hashlib.sha256(run + self._secret.encode()).digest()
         homes = Homes()
         roles: dict[str, Any] = {"tensors": lambda connection, _: homes.serve(connection)}
-        if self._coordinator is not None and self._gathering is not None:
-            roles |= {"worker": self._coordinator.serve, "guardian": self._gathering.serve}
+        if self._coordinator is not None and self._collector is not None:
+            roles |= {"worker": self._coordinator.serve, "launcher": self._collector.serve}
         service = stack.enter_context(Service(self._host, run, token, roles))
         if self._rank == 0:
             self._store.set("address 0", " ".join(map(str, service.address)))
-        line = connect(self._address(0), run, token, "guardian", self._rank, GATHER_SECONDS)
-        self._messenger = Messenger(line, self._rank)
+        connection = connect(self._address(0), run, token, "launcher", self._rank, GATHER_SECONDS)
+        self._channel = LauncherChannel(connection, self._rank)
         stack.callback(self._leave)
-        # Only now do the others count on this rank: if it goes, rank 0 hears that its line has
-        # ended.
+        # Only now do the others count on this rank: if it goes, rank 0 hears that its
+        # connection has ended.
         self._store.set(f"address {self._rank}", " ".join(map(str, service.address)))
         return Directory(tuple(self._address(rank) for rank in range(self._size)), run, token)
 
@@ -195,33 +194,30 @@ class Meeting:
 
     def _leave(self) -> None:
         """Rank 0 goes last, so that all hear how the run ended."""
-        self._messenger.close()
-        if self._gathering is None or self._coordinator is None:
+        self._channel.close()
+        if self._collector is None or self._coordinator is None:
             return
-        if not self._messenger.is_over:
+        if not self._channel.is_over:
             self._coordinator.fail(WorkerLost("the launcher of rank 0 has stopped", rank=0))
-        self._gathering.tick()
+        self._collector.tick()
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not self._gathering.is_empty and time.monotonic() < deadline:
+        while not self._collector.is_empty and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS / 10)
 
 
 def be_worker(
-    comm: Comm, ticket: Ticket, directory: Directory, threads: int, program: Program
+    comm: Comm, membership: Membership, directory: Directory, threads: int, program: Program
 ) -> Any:
     """In the worker's process. Of the comm of this process and its launcher only the count of
     steps is used.
     """
     torch.set_num_threads(threads)
 
-    def make_shared(line: Line) -> Any:
-        peers = Peers(directory, ticket.rank, line)
+    peers = Peers(directory, membership.rank)
 
-        def make(
-            comm: ClusterComm, name: str, like: torch.Tensor, home: int | None, is_first: bool
-        ) -> ShardedTensor:
-            return ShardedTensor(comm, peers, name, like, home, is_first)
+    def make_shared(
+        comm: ClusterComm, name: str, like: torch.Tensor, home: int | None, is_first: bool
+    ) -> ShardedTensor:
+        return ShardedTensor(comm, peers, name, like, home, is_first)
 
-        return make
-
-    return work(ticket, program, make_shared, comm.elapse)
+    return work(membership, program, make_shared, comm.elapse)

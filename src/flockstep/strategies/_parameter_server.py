@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Server:
+class ParameterServer:
     """The parameters as they are known to all, and those that this worker read last.
 
     What a worker sends is the change that its own optimizer has made from the parameters it read:
@@ -30,7 +30,7 @@ class Server:
     value: SharedTensor = handle()
 
     @classmethod
-    def of(cls, worker: Worker) -> Server:
+    def of(cls, worker: Worker) -> ParameterServer:
         own = worker.flat.parameters
         return cls(own.clone(), value=worker.comm.shared("parameters", own))
 

@@ -1,4 +1,6 @@
-"""A worker's line to the coordinator: what it says, what it asks, and what it hears meanwhile."""
+"""A worker's control channel to the coordinator: what it says, what it asks, and what it hears
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from flockstep.comm import Meter
 from flockstep.errors import WorkerLost
 
 
-class Line:
-    """One worker's line. A worker that hears that the run is to stop unwinds (`Stopped`)."""
+class ControlChannel:
+    """One worker's end. A worker that hears that the run is to stop unwinds (`Stopped`)."""
 
     def __init__(self, connection: Connection, rank: int) -> None:
         self.rank = rank

@@ -30,8 +30,8 @@ FEWEST_HOMES = 2
 
 
 @dataclass
-class Seat:
-    """A place for one worker: a part of a placement group, and the actor that sits there now."""
+class ActorSlot:
+    """A place for one worker: a part of a placement group, and the actor that is there now."""
 
     group: PlacementGroup
     bundle: int
@@ -39,8 +39,8 @@ class Seat:
     place: Place | None = None
 
 
-class Crew:
-    """Workers and homes, kept from one run to the next. Rank r has always the same seat."""
+class ActorPool:
+    """Workers and homes, kept from one run to the next. Rank r has always the same slot."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Crew:
         self._resources = resources
         self._home_count = homes
         self._groups: list[PlacementGroup] = []
-        self._seats: list[Seat] = []
+        self._slots: list[ActorSlot] = []
         self.homes: list[Any] = []  # the actors that hold shared tensors
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ActorPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for actor in [*(seat.actor for seat in self._seats if seat.actor), *self.homes]:
+        for actor in [*(slot.actor for slot in self._slots if slot.actor), *self.homes]:
             ray.kill(actor)
         for group in self._groups:
             remove_placement_group(group)
@@ -72,26 +72,26 @@ class Crew:
     def workers(self, count: int) -> list[tuple[Any, Place]]:
         """That many workers, ready, in rank order."""
         self._make_room(count)
-        seats = self._seats[:count]
-        for seat in seats:
-            if seat.actor is None:
-                seat.actor, seat.place = self._worker(seat), None
-        waiting = [seat for seat in seats if seat.place is None]
-        places = [seat.actor.place.remote() for seat in waiting]
+        slots = self._slots[:count]
+        for slot in slots:
+            if slot.actor is None:
+                slot.actor, slot.place = self._worker(slot), None
+        waiting = [slot for slot in slots if slot.place is None]
+        places = [slot.actor.place.remote() for slot in waiting]
         self._start_homes()  # side by side with the workers, which need not wait for them
         try:
-            for seat, place in zip(waiting, ray.get(places), strict=True):
-                seat.place = place
+            for slot, place in zip(waiting, ray.get(places), strict=True):
+                slot.place = place
         except RayError as error:
             raise FlockstepError(f"Ray could not start {count} workers: {error}") from error
-        return [(seat.actor, seat.place) for seat in seats if seat.place is not None]
+        return [(slot.actor, slot.place) for slot in slots if slot.place is not None]
 
     def lose(self, rank: int) -> None:
         """The worker of `rank` is gone, or has to go: the next run gets another."""
-        seat = self._seats[rank]
-        if seat.actor is not None:
-            ray.kill(seat.actor)
-        seat.actor = seat.place = None
+        slot = self._slots[rank]
+        if slot.actor is not None:
+            ray.kill(slot.actor)
+        slot.actor = slot.place = None
 
     def forget(self, run: str) -> None:
         """Free the shared tensors of that run. If a home is lost the next run gets others."""
@@ -106,7 +106,7 @@ class Crew:
         """Reserve what further workers need. A household is one bundle, which Ray never divides
         between hosts.
         """
-        missing = count - len(self._seats)
+        missing = count - len(self._slots)
         if missing <= 0:
             return
         households = -(-missing // self._household)
@@ -123,8 +123,8 @@ class Crew:
                 f"{self._household} to a host, within {self._room_seconds:g} s; "
                 f"all hosts together have {ray.cluster_resources()}"
             )
-        self._seats += [
-            Seat(group, bundle) for bundle in range(households) for _ in range(self._household)
+        self._slots += [
+            ActorSlot(group, bundle) for bundle in range(households) for _ in range(self._household)
         ]
 
     def _start_homes(self) -> None:
@@ -140,7 +140,7 @@ class Crew:
             where = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=False)
             self.homes.append(make.options(num_cpus=0, scheduling_strategy=where).remote())
 
-    def _worker(self, seat: Seat) -> Any:
+    def _worker(self, slot: ActorSlot) -> Any:
         amounts = dict(self._resources)
         remote: Any = ray.remote  # its types leave the groups out
         make = remote(concurrency_groups={"output": 1})(WorkerActor)
@@ -149,6 +149,6 @@ class Crew:
             num_gpus=amounts.pop("GPU", 0),
             resources=amounts,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                seat.group, placement_group_bundle_index=seat.bundle
+                slot.group, placement_group_bundle_index=slot.bundle
             ),
         ).remote()

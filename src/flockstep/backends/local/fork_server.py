@@ -1,9 +1,9 @@
-"""The server: a process that has torch loaded, has no threads, and forks workers from itself.
+"""The fork server: a process that has torch loaded, has no threads, and forks workers from itself.
 
-It speaks with the launcher over one socket, a JSON object a line. The launcher sends {"orders": …}
-with the arena's descriptors, or {"signal": n} for all workers that still live. The server says
-{"rank": r, "status": s} of each worker that ends. When the launcher goes away, in whatever way, the
-socket ends, and the server ends its workers and itself."""
+It speaks with the launcher over one socket, one JSON object per line. The launcher sends
+{"orders": …} with the arena's descriptors, or {"signal": n} for all workers that still live. The
+server says {"rank": r, "status": s} of each worker that ends. When the launcher goes away, in
+whatever way, the socket ends, and the server ends its workers and itself."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from typing import Any
 import torch._dynamo  # noqa: F401
 
 from flockstep.backends.local.arena import Arena
-from flockstep.backends.local.seat import Bells
+from flockstep.backends.local.process_slot import WakeupPipes
 from flockstep.backends.local.worker_process import Orders, work
 
 
 def main(descriptor: int) -> None:
     """Serve until the launcher closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    alarm, bell = os.pipe()
-    os.set_blocking(bell, False)
+    child_ended, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(bell)
+    signal.set_wakeup_fd(wakeup)
     gc.enable()
     # The collector need not touch, and so copy, the pages that workers share with this process.
     gc.freeze()
-    Server(socket.socket(fileno=descriptor), alarm).serve()
+    ForkServer(socket.socket(fileno=descriptor), child_ended).serve()
 
 
-class Server:
+class ForkServer:
     """Forks workers when asked and tells how they ended."""
 
-    def __init__(self, launcher: socket.socket, alarm: int) -> None:
+    def __init__(self, launcher: socket.socket, child_ended: int) -> None:
         self._launcher = launcher
-        self._alarm = alarm  # readable when a worker has ended
+        self._child_ended = child_ended  # readable when a worker has ended
         self._ranks: dict[int, int] = {}  # by process
 
     def serve(self) -> None:
         try:
             while True:
-                ready, _, _ = select.select([self._launcher.fileno(), self._alarm], [], [])
-                if self._alarm in ready:
-                    os.read(self._alarm, 4096)
+                ready, _, _ = select.select([self._launcher.fileno(), self._child_ended], [], [])
+                if self._child_ended in ready:
+                    os.read(self._child_ended, 4096)
                     self._reap()
                 if self._launcher.fileno() in ready and not self._obey():
                     return
@@ -75,18 +75,18 @@ class Server:
         return bool(line)
 
     def _fork(self, descriptors: list[int], orders: Orders) -> None:
-        bells = Bells.create(orders.workers)
+        pipes = WakeupPipes.create(orders.workers)
         for rank in range(orders.workers):
             process = os.fork()
             if process == 0:
-                self._become_worker(descriptors, bells, orders, rank)
+                self._become_worker(descriptors, pipes, orders, rank)
             self._ranks[process] = rank
-        bells.close()
+        pipes.close()
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _become_worker(
-        self, descriptors: list[int], bells: Bells, orders: Orders, rank: int
+        self, descriptors: list[int], pipes: WakeupPipes, orders: Orders, rank: int
     ) -> None:
         """In the new process: run the program and never return."""
         code = 1
@@ -94,8 +94,8 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._launcher.close()
-            os.close(self._alarm)
-            work(Arena(*descriptors), bells, orders, rank)
+            os.close(self._child_ended)
+            work(Arena(*descriptors), pipes, orders, rank)
             code = 0
         except BaseException:  # noqa: BLE001
             # Nothing may climb up into the server's loop, of which this is a copy.
