@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flockstep.comm import Comm, broadcast_from_first
 from flockstep.data import Assignment, BatchSize, Course, Disjoint, Sampling, plan_batches
-from flockstep.errors import NonFiniteLoss
+from flockstep.errors import FlockstepError, NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.schedules import Paced, Progress, Schedule
@@ -209,8 +209,7 @@ class Worker:
 class StandIn(Worker):
     """What a strategy sees of a worker, at a moment that may be over: data without a training.
 
-    Its flat state is a copy, its comm its own. The model is one of the same kind, for strategies
-    that ask for it, with parameters that mean nothing.
+    Its flat state is a copy, its comm its own. The model is made when a strategy asks for it.
     """
 
     def __init__(
@@ -219,7 +218,6 @@ class StandIn(Worker):
         self.comm = comm
         self.strategy = like.strategy
         self.schedule = like.schedule
-        self.optimizer = like.optimizer
         self.flat = like.flat.copy_with(state)
         self.course = Course()
         self.course.epoch, self.course.samples = counters["epoch"], counters["samples"]
@@ -228,7 +226,15 @@ class StandIn(Worker):
         self._like = like
 
     def __getattr__(self, name: str) -> Any:
-        if name != "model":
-            raise AttributeError(name)
-        self.model = copy.deepcopy(self._like.model)
-        return self.model
+        if name == "model":
+            self.model = copy.deepcopy(self._like.model)
+            flat = FlatModel(self.model, self.comm.empty)
+            flat.state.copy_(self.flat.state)
+            self.flat = flat
+            return self.model
+        if name == "optimizer":
+            raise FlockstepError(
+                f"{type(self.strategy).__name__}: a look has no 'optimizer' of the workers': keep "
+                "in the strategy's state what finish needs of it, or write a preview without it"
+            )
+        raise AttributeError(name)

@@ -46,6 +46,10 @@ def start(
     """The command that a user types on each of the hosts."""
     shape = ["--nnodes", str(len(hosts)), "--nproc-per-node", str(per_host)]
     master = ["--master-addr", hosts[0].address, "--master-port", "29500"]
+    # torchrun leaves a folder for logs behind when it is killed.
+    logs = folder / "temporary"
+    logs.mkdir(exist_ok=True)
+    environment = {"TMPDIR": str(logs), **environment}
     return [
         host.start(
             folder, TORCHRUN, *shape, "--node-rank", str(index), *master, *program, **environment

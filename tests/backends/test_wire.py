@@ -906,10 +906,17 @@ def test_nothing_that_unpickles_or_runs_what_arrives_is_near_the_wire():
 
 
 def test_the_environment_is_read_in_few_places():
-    """By the backend of torchrun, where Ray is started and joined, and to find data sets."""
+    """By the backend of torchrun, where Ray is started and joined, to find data sets, and to choose
+    a GPU among those of a host.
+    """
     readers = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         if names_in(path) & {"environ", "getenv"}
     }
-    assert readers == {"backends/torchrun.py", "backends/ray/session.py", "data/files.py"}
+    assert readers == {
+        "backends/torchrun.py",
+        "backends/ray/session.py",
+        "data/files.py",
+        "device.py",
+    }

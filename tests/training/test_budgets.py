@@ -119,6 +119,62 @@ def test_a_target_ends_the_run_at_the_look_that_reaches_it(strategy):
     assert ended.metrics["test_accuracy"] == first.accuracy
 
 
+UNEVEN = fs.Compute(0.01, jitter=0.3, slow={2: 5.0})
+SHARING = [
+    fs.EASGD(2),
+    fs.EAMSGD(2),
+    fs.EAWild(2, groups=2),
+    fs.StaleSync(30),
+    fs.EAWild(2),
+    fs.GoSGD(0.5),
+    fs.ADPSGD(),
+]
+
+
+@pytest.mark.parametrize("strategy", SHARING, ids=str)
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_target_changes_nothing_before_it_is_reached(strategy, lanes):
+    fields = {"compute": UNEVEN, "steps": 60, "seed": 1, "measure": "staleness"}
+    for every in ("5 steps", "0.05 seconds"):
+        whole = short(strategy, look_every=every, lanes=1, **fields)
+        missed = short(strategy, look_every=every, target=2, lanes=lanes, **fields)
+        assert missed.history == whole.history
+        assert all(map(torch.equal, missed.replicas, whole.replicas))
+
+        target = sorted(look.accuracy for look in whole.history)[len(whole.history) // 2]
+        first = next(look for look in whole.history if look.accuracy >= target)
+        ended = short(strategy, look_every=every, target=target, lanes=lanes, **fields)
+        assert ended.history == whole.history[: whole.history.index(first) + 1]
+        assert ended.metrics["seconds_to_target"] == first.seconds
+
+
+@pytest.mark.parametrize("strategy", SHARING, ids=str)
+@pytest.mark.parametrize("budget", [{"seconds": 0.5}, {"bytes": 40 * 4 * BYTES}], ids=str)
+def test_budgets_change_nothing_before_their_end(strategy, budget):
+    """Schedules know the end of a run by its budget, so the learning rate is constant here."""
+    fields = {"compute": UNEVEN, "seed": 1, "look_every": "4 steps"}
+    ended = short(strategy, **fields, **budget)
+    # Workers that wait for each other have taken the same number of steps.
+    whole = short(strategy, **fields, steps=ended.metrics["steps"] if strategy.waits else 200)
+    assert len(ended.history) > 2
+    common = len(ended.history) - (not strategy.waits)
+    assert ended.history[:common] == whole.history[:common]
+    ((name, limit),) = budget.items()
+    used = ended.metrics["seconds" if name == "seconds" else "bytes_sent"]
+    # Workers that wait must know the last step before the slowest comes there.
+    assert (0.8 if strategy.waits else 1) * limit <= used < 1.4 * limit
+    again = short(strategy, **fields, **budget, lanes=2)
+    assert again.history == ended.history
+
+
+@pytest.mark.parametrize(
+    "strategy", [fs.LocalSGD(8), fs.DiLoCo(8), fs.PSOPS(4), fs.EAWild(8), fs.Downpour()], ids=str
+)
+def test_schedules_go_by_budgets_of_which_the_first_steps_use_nothing(strategy):
+    result = short(strategy, bytes=30 * 6 * BYTES, schedule="warmup(1) * cosine")
+    assert result.metrics["bytes_sent"] >= 30 * 6 * BYTES
+
+
 def test_a_target_that_is_not_reached_is_none_of_it():
     result = short(fs.SyncSGD(), 2, steps=5, target=0.999)
     names = ("seconds_to_target", "steps_to_target", "bytes_to_target")
@@ -152,6 +208,10 @@ def test_budgets_and_targets_on_local_processes(local, strategy):
         ({"seconds": -1.0}, r"'seconds' must be above 0"),
         (
             {"seconds": 1.0, "batch_size": fs.BatchGrowth(8)},
+            r"'batch_size' must be a number where the budget does not tell",
+        ),
+        (
+            {"steps": 20, "batch_size": fs.BatchGrowth(8)},
             r"'batch_size' must be a number where the budget does not tell",
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from tests.strategies.table import TABLE
 
 import flockstep as fs
 from flockstep.tasks import TASKS
+from flockstep.training import board
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=str)
 FLOATS = 64 * 128 + 128 + 128 * 10 + 10  # of the model of digits-mlp
@@ -35,10 +37,7 @@ def test_looking_changes_nothing_and_shows_what_finishing_there_would_give(row):
     looking = short(row.strategy, row.workers, look_every="6 steps", lanes=2, **fields)
     assert len(blind.history) == 1
     assert len(looking.history) == 3
-    own = ("train_loss", "wall_seconds")  # the loss is that of the steps since the last look
-    assert {name: value for name, value in blind.metrics.items() if name not in own} == {
-        name: value for name, value in looking.metrics.items() if name not in own
-    }
+    assert blind.metrics | {"wall_seconds": 0} == looking.metrics | {"wall_seconds": 0}
     assert all(map(torch.equal, blind.replicas, looking.replicas))
 
     last = looking.history[-1]
@@ -77,6 +76,135 @@ def test_the_bytes_of_a_look_are_those_of_all_workers_at_that_time():
     assert first.seconds == pytest.approx(0.1)
     assert first.samples == (10 + 5) * 16
     assert first.bytes_sent == (10 + 5) * 2 * 4 * FLOATS
+
+
+@pytest.mark.parametrize(("slow", "steps"), [(2.0, 5), (3.0, 3), (50.0, 0)])
+def test_a_look_at_a_time_has_the_steps_that_were_done_by_then(slow, steps):
+    compute = fs.Compute(0.01, slow={1: slow})
+    fields = {"steps": 20, "look_every": "0.1 seconds", "network": "ideal", "compute": compute}
+    for strategy in (fs.EAWild(1), fs.GoSGD(0.5), fs.Independent()):
+        first = short(strategy, 2, **fields).history[0]
+        assert (first.seconds, first.samples) == (0.1, (10 + steps) * 16)
+
+
+def test_looks_come_at_multiples_of_their_interval():
+    """3 × 0.1 is more than 0.3 in binary."""
+    for strategy in (fs.EAWild(1), fs.SyncSGD()):
+        fields = {"network": "ideal", "compute": fs.Compute(0.01)}
+        seen = short(strategy, 2, steps=60, look_every="0.1 seconds", **fields).history
+        assert [look.seconds for look in seen][:-1] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+        assert [look.step for look in seen][:-1] == [10, 20, 30, 40, 50]
+
+
+def test_nothing_that_travels_is_lost_or_counted_twice_at_a_look(monkeypatch):
+    """The weights of GoSGD, those in mailboxes included, are one in all."""
+    sums = []
+
+    def spy(strategy, copies, shared, worker):
+        own = sum(each.values["state.weight"] for each in copies)
+        sums.append(own + sum(float(value[-1]) for value in shared.values()))
+        return copies[0].flat
+
+    monkeypatch.setattr(board, "representative", spy)
+    compute = fs.Compute(0.01, jitter=0.5, slow={2: 7.3})
+    for interval in ("3 steps", "0.013 seconds"):
+        short(fs.GoSGD(0.5), steps=60, look_every=interval, network="ideal", compute=compute)
+    assert len(sums) > 40
+    assert sums == pytest.approx([1.0] * len(sums))
+
+
+@dataclass(frozen=True)
+class OneCentrePerPair(fs.Strategy[Any]):
+    """Workers of a pair add up what they are in a tensor of their own, and end as it."""
+
+    name: ClassVar[str] = "one_centre_per_pair"
+
+    def init(self, worker):
+        pair = worker.comm.split(worker.comm.rank // 2)
+        sums = pair.shared("sums", torch.zeros_like(worker.flat.state))
+        return Sums(sums=sums)
+
+    def after_step(self, worker, state):
+        with state.sums.lock():
+            state.sums.add(worker.flat.state, 0.5)
+
+    def preview(self, worker, state):
+        return worker.comm.all_reduce(state.sums.peek(), op="mean")
+
+    def finish(self, worker, state):
+        worker.comm.barrier()
+        worker.flat.state.copy_(worker.comm.all_reduce(state.sums.peek(), op="mean"))
+
+
+@dataclass
+class Sums:
+    sums: Any = fs.handle()
+
+
+@dataclass(frozen=True)
+class ByModel(fs.Strategy[None]):
+    """Ends by way of the model itself rather than of its flat state."""
+
+    name: ClassVar[str] = "by_model"
+
+    def finish(self, worker, state):
+        for parameter in worker.model.parameters():
+            worker.comm.all_reduce(parameter.data, op="mean")
+
+
+@pytest.mark.parametrize("strategy", [OneCentrePerPair(), ByModel()], ids=str)
+def test_looks_at_strategies_of_ones_own_are_what_ending_there_gives(strategy):
+    fields = {"network": "ideal", "compute": fs.Compute(0.01)}
+    seen = short(strategy, steps=16, look_every="8 steps", **fields).history[0]
+    ended = short(strategy, steps=8, **fields)
+    assert (seen.step, seen.loss) == (8, ended.metrics["test_loss"])
+
+
+def test_a_strategy_that_ends_by_its_optimizer_must_say_its_own_preview():
+    class ByOptimizer(fs.Strategy[None]):
+        name = "by_optimizer"
+
+        def finish(self, worker, state):
+            worker.flat.state.mul_(worker.optimizer.param_groups[0]["lr"])
+
+    with pytest.raises(fs.FlockstepError, match=r"ByOptimizer: .*'optimizer'.*preview"):
+        short(ByOptimizer(), look_every="10 steps")
+
+
+def test_looking_takes_no_computing_time_of_a_simulated_worker():
+    def metric(model, batch):
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+        return 0.5
+
+    task = dataclasses.replace(TASKS["digits-mlp"], metric=metric)
+    fields = {"steps": 10, "compute": fs.Compute.measured(), "network": "ideal", "lanes": 1}
+    for strategy in (fs.LocalSGD(4), fs.EAWild(4)):
+        result = fs.run(task, strategy, 2, look_every="1 step", **fields)
+        assert len(result.history) == 10
+        assert result.metrics["seconds"] < 0.3
+
+
+@pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.EAWild(4), fs.GoSGD(0.5)], ids=str)
+def test_an_epoch_of_a_stream_is_an_epoch(strategy):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([(torch.zeros(64), torch.tensor(1))] * 320)
+
+    task = dataclasses.replace(TASKS["digits-mlp"], train=Stream())
+    history = fs.run(task, strategy, 2, epochs=3, batch_size=16).history
+    assert [look.step for look in history] == [10, 20, 30]
+
+
+def test_the_training_loss_of_a_run_is_that_of_its_last_epoch_however_often_one_looks():
+    for strategy in (fs.SyncSGD(), fs.EAWild(4), fs.Independent()):
+        losses = {
+            short(strategy, steps=None, epochs=2, look_every=every).metrics["train_loss"]
+            for every in ("1 epoch", "10 steps", "1000 steps", "0.03 seconds")
+        }
+        assert len(losses) == 1
+        assert None not in losses
 
 
 @pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.LocalSGD(4)], ids=str)

@@ -87,6 +87,7 @@ class Board:
         self._complete: list[Pending] = []
         self._left: dict[int, Copy] = {}
         self._steps = [0] * workers
+        self._clocks = [0.0] * workers
         self._bytes = [0] * workers
         self._epochs = [0] * workers  # of streams
         self._looks = 0
@@ -127,17 +128,33 @@ class Board:
         """A worker has taken a step."""
         rank = worker.comm.rank
         self._steps[rank] += 1
+        self._clocks[rank] = now
         self._bytes[rank] = worker.comm.meter.bytes_sent
         self._epochs[rank] = worker.course.epochs_ended
         if self._is_step_of_a_look():
             self._begin_look(now)
             self._put_all(rank, take)
 
-    def end_together(self, rank: int) -> None:
-        """All workers end after the first step that nobody has left behind already."""
-        if self.last_step is None:
-            others = (steps + 1 for other, steps in enumerate(self._steps) if other != rank)
-            self.last_step = max(self._steps[rank], *others)
+    def common_step(self, rank: int) -> int:
+        """The first step after which all can end, if the worker that has just ticked is the first
+        to do so: others are beyond the steps that they have taken.
+        """
+        others = (steps + 1 for other, steps in enumerate(self._steps) if other != rank)
+        return max(self._steps[rank], *others)
+
+    def seconds_at(self, step: int, now: float) -> float:
+        """When the last worker will have taken so many steps, by the pace of each so far."""
+
+        def expected(steps: int, clock: float) -> float:
+            per_step = clock / steps if steps else 0.0
+            return step * max(per_step, now / (steps + 1))  # the step under way is not done yet
+
+        return max(map(expected, self._steps, self._clocks))
+
+    def bytes_at(self, step: int) -> float:
+        """What all workers will have sent then, by the pace of each so far."""
+        pairs = zip(self._bytes, self._steps, strict=True)
+        return sum(sent * step / steps for sent, steps in pairs if steps)
 
     def leave(self, rank: int, take: Take) -> None:
         """A worker has taken its last step: it stays as it is for all looks to come."""

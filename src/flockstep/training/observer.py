@@ -195,18 +195,32 @@ class Simulated(Observer):
         worker.comm.in_order(_nothing)
         board.tick(worker, worker.comm.now(), self.copy)
         board.judge_complete(worker)
-        is_over = board.final is not None or self._budget_is_used_up()
-        if worker.strategy.waits:
-            if is_over:
-                board.end_together(worker.comm.rank)
-            is_over = board.last_step is not None and worker.steps >= board.last_step
-        return is_over
+        if not worker.strategy.waits:
+            return board.final is not None or self._budget_is_used_up()
+        if board.last_step is None:
+            self._agree_on_the_end()
+        return board.last_step is not None and worker.steps >= board.last_step
 
     def _budget_is_used_up(self) -> bool:
         worker, spec = self.worker, self.spec
         if spec.seconds is not None:
             return is_used_up(worker, spec.seconds, worker.comm.now())
         return spec.bytes is not None and is_used_up(worker, spec.bytes, self._board.bytes_sent)
+
+    def _agree_on_the_end(self) -> None:
+        """Those who wait for each other end after the same step: after the first for which the
+        budget will not do, if all of them can still end there.
+        """
+        worker, board, spec = self.worker, self._board, self.spec
+        last_step = board.common_step(worker.comm.rank)
+        is_over = board.final is not None
+        if spec.seconds is not None:
+            expected = board.seconds_at(last_step, worker.comm.now())
+            is_over |= is_used_up(worker, spec.seconds, expected)
+        elif spec.bytes is not None:
+            is_over |= is_used_up(worker, spec.bytes, board.bytes_at(last_step))
+        if is_over:
+            board.last_step = last_step
 
     def leave(self) -> None:
         comm = self.worker.comm
