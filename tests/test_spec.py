@@ -532,3 +532,64 @@ def test_the_built_in_parts_are_there_for_loops_of_ones_own():
     assert labels.shape == (32,)
     with pytest.raises(UnknownName, match="unknown data set 'digit'; known: "):
         fs.dataset("digit")
+
+
+def test_a_key_that_stands_twice_is_refused_in_json_too():
+    with pytest.raises(fs.SpecError, match="not JSON: 'seed' stands twice"):
+        fs.RunSpec.from_json('{"task": "digits-mlp", "strategy": "sync_sgd", "seed": 1, "seed": 2}')
+
+
+@pytest.mark.parametrize("text", ["seed = " + 5000 * "9", "x = " + 9000 * "[" + 9000 * "]"])
+def test_what_no_parser_takes_is_one_clear_line(text):
+    with pytest.raises(fs.SpecError, match="not TOML: "):
+        fs.RunSpec.from_toml(text)
+    with pytest.raises(fs.SpecError, match="not JSON: "):
+        fs.RunSpec.from_json('{"seed": ' + text.partition("= ")[2] + "}")
+
+
+@pytest.mark.parametrize("version", ["true", "1.0", "2", '"1"'])
+def test_a_version_is_the_number_itself(version):
+    with pytest.raises(ValueError, match="'version' must be 1"):
+        fs.RunSpec.from_toml(f'version = {version}\ntask = "digits-mlp"\nstrategy = "sync_sgd"')
+
+
+def test_what_others_change_later_does_not_change_a_spec():
+    slow = {1: 2.0}
+    spec = fs.RunSpec("digits-mlp", "sync_sgd", compute=fs.Compute(slow=slow))
+    before = spec.id
+    slow[1] = 9.0
+    assert spec.id == before
+    assert hash(spec.compute) == hash(fs.Compute(slow={1: 2.0}))
+
+
+def test_specs_of_tasks_that_were_made_in_a_script_can_be_compared():
+    task = dataclasses.replace(fs.task("digits-mlp"), name="own", train=torch.zeros(3))
+    other = dataclasses.replace(task, train=torch.ones(3))
+    spec = fs.RunSpec(task, "sync_sgd")
+    assert spec == fs.RunSpec(task, "sync_sgd")
+    assert spec != fs.RunSpec(other, "sync_sgd")
+    assert isinstance(hash(spec), int)
+
+
+def test_a_backend_object_takes_the_place_of_the_settings_before():
+    spec = fs.RunSpec("digits-mlp", "sync_sgd", network="wan-100m", compute=fs.Compute(0.5))
+    other = spec.replace(backend=fs.Simulator(compute=fs.Compute(0.1)))
+    assert (other.network, other.compute) == (fs.Simulator().network, fs.Compute(0.1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fs.Compute(slow=[1, 2]), "'slow' must map ranks to factors above 0"),
+        (lambda: fs.Compute(slow={1: True}), "'slow' must map ranks to factors above 0"),
+        (lambda: fs.Network(1, 1, inside="wifi", household_size=2), "'inside' must be a link"),
+        (lambda: fs.task(3), "'task' must be a name"),
+        (
+            lambda: fs.run(fs.RunSpec("digits-mlp", "sync_sgd"), epoch=None),
+            "unknown field of a run",
+        ),
+    ],
+)
+def test_parts_of_a_spec_are_checked_where_they_are_made(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flockstep.errors import InvalidField
 from flockstep.fields import fitted, require_choice, require_integer, require_number
 
+SHORTEST_SECONDS = 1e-9
 UNITS = ("epochs", "steps", "seconds")
 
 # What may be written, as the unit that it stands for and how many of it.
@@ -39,7 +40,7 @@ class Interval:
     def __post_init__(self) -> None:
         require_choice("unit", self.unit, UNITS)
         if self.unit == "seconds":
-            require_number("count", self.count, above=0, finite=True)
+            require_number("count", self.count, at_least=SHORTEST_SECONDS, finite=True)
             object.__setattr__(self, "count", float(self.count))
         else:
             require_integer("count", self.count, 1)

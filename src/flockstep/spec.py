@@ -335,6 +335,9 @@ def overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     if any(changes.get(budget) is not None for budget in BUDGETS):
         kept |= dict.fromkeys(BUDGETS)
 
+    if isinstance(changes.get("backend"), Backend):  # which has settings of its own
+        kept |= dict.fromkeys(("network", "compute", "lanes"))
+
     optimizer = changes.get("optimizer")
     if optimizer is not None and as_spec("optimizer", optimizer, OptimizerSpec).gives_lr:
         kept["lr"] = None

@@ -131,3 +131,45 @@ def test_a_task_without_a_strategy_is_a_wrong_use(flockstep):
     done = flockstep("run", "digits-mlp")
     assert done.returncode == 2
     assert "Missing argument 'STRATEGY'" in done.stderr
+
+
+def test_a_target_that_is_missed_is_shown_as_such(flockstep):
+    done = flockstep("run", "digits-mlp", "sync_sgd", "--workers=2", "--steps=2", "--target=2")
+    assert done.returncode == 0
+    assert "seconds_to_target" in done.stdout
+    assert "–" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('assignment = "coarse(3)"\nworkers = 4', "'shards' must "),
+        ('batch_size = "batch_growth(8)"\nseconds = 1.0', "'batch_size' must be a number where "),
+        ('task = "no_such_module:x"', "cannot load task 'no_such_module:x'"),
+    ],
+)
+def test_what_shows_only_when_a_file_is_run_names_the_file_too(refused, tmp_path, line, message):
+    path = tmp_path / "run.toml"
+    task = "" if line.startswith("task") else 'task = "digits-mlp"\n'
+    path.write_text(f'{task}strategy = "sync_sgd"\n{line}\n')
+    refused(["run", str(path)], f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (["nosync(1+1)"], "'strategy' must be a strategy such as"),
+        (["sync_sgd(codec=[1])"], "'strategy' must be a strategy such as"),
+        (["sync_sgd", "--lr", "9" * 400], "'--lr' must be a number that fits into a float"),
+        (["sync_sgd", "--look-every", "5e-324 s"], "'look_every' must be an interval such as"),
+        (["sync_sgd", "--compute", "compute(seconds=-1)"], "'seconds' of compute must be at least"),
+        (["sync_sgd", "--compute", "compute(slow={1: 2, 1: 3})"], "'--compute' must be measured"),
+    ],
+)
+def test_odd_calls_are_one_clear_line(refused, call, message):
+    refused(["run", "digits-mlp", *call], message)
+
+
+@pytest.mark.parametrize("task", [":x", ".a:x", "a b:x", "a:"])
+def test_a_task_that_no_module_can_have_is_one_clear_line(refused, task):
+    refused(["run", task, "sync_sgd"], "'task' must be a name, or package.module:task (got ")

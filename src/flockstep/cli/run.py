@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flockstep.data import ORDERS, SHUFFLES, Sampling
+from flockstep.errors import InvalidField, UnknownName, WorkerError
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings, written
 from flockstep.result import Result
@@ -111,7 +112,12 @@ def run(
         click.echo(spec.to_json() if as_json else spec.to_toml(), nl=as_json)
         return
 
-    result = train(spec) if trace is None else train(spec, trace=trace)
+    try:
+        result = train(spec, trace=trace)
+    except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
+        if not _is_file(task) or isinstance(error, WorkerError):
+            raise
+        raise type(error)(f"{task}: {error}") from error
     if not make_backend(spec.backend).is_lead:
         return
     if out:
@@ -128,7 +134,7 @@ def make_run_spec(
     task: str, strategy: str | None, settings: Sequence[str], flags: Mapping[str, str]
 ) -> RunSpec:
     """The spec that the arguments say: all of it, or what differs from a file."""
-    before = load_table(task) if task.endswith((".toml", ".json")) else {"task": task}
+    before = load_table(task) if _is_file(task) else {"task": task}
     changes: dict[str, Any] = {}
     for name in FLAGS:
         if name in TEXTS and name in flags:
@@ -147,6 +153,10 @@ def make_run_spec(
         base = as_spec("sampling", before.get("sampling", Sampling()), Sampling)
         changes["sampling"] = replace(base, **sampling)
     return RunSpec(**overridden(before, changes))
+
+
+def _is_file(task: str) -> bool:
+    return task.endswith((".toml", ".json"))
 
 
 def make_strategy(text: str, settings: Sequence[str]) -> Strategy[Any]:

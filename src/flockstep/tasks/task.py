@@ -25,7 +25,7 @@ from flockstep.tasks.label_smoothing import SmoothedLoss
 EVALUATION_BATCH = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # data have no equality that is worth its time
 class Task:
     """What is trained. All but the names and numbers are callables, so that every worker can make
     its own.
@@ -42,6 +42,8 @@ class Task:
             among them.
         schedule: of the learning rate; None: it stays as it is.
         data: the name of the built-in data set that it needs, if it does.
+        validation: what looks are scored on: a data set, a function that loads one, or a share that
+            is held out of `train`; None: the test data.
 
     Example:
         fs.Task("mine", model=Net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
