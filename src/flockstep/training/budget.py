@@ -22,6 +22,11 @@ def own_budget_is_used_up(worker: Worker, job: Job) -> bool:
     return False
 
 
+def are_bytes_used_up(worker: Worker, limit: float, table: Table) -> bool:
+    """For workers that never wait, when they meet: whether all together have sent so many bytes."""
+    return _is_used_up(worker, limit, table.bytes_sent)
+
+
 class Agreement:
     """Workers that wait for each other must end, and be looked at, after the same step.
 
