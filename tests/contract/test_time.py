@@ -201,3 +201,54 @@ def test_a_trace_has_all_time_and_all_bytes(launch):
         assert {"computing", "all_reduce", "exchange", "add s"} <= set(names)
         exchanges = rows[(rows[:, 1] == names.index("exchange"))]
         assert set(exchanges[:, 5].tolist()) == {float(rank ^ 1)}
+
+
+def test_what_is_done_off_the_clock_takes_no_time_of_the_run(local):
+    def program(comm):
+        before = comm.now()
+        for _ in range(3):
+            with comm.off_the_clock():
+                inside = comm.now()
+                time.sleep(LATE)
+                comm.barrier()
+                assert comm.now() == inside  # it stands still
+        return comm.now() - before
+
+    for seconds in fs.launch(program, 2, local):
+        assert seconds < LATE
+
+
+def test_who_was_ahead_is_as_far_ahead_after_having_been_off_the_clock(local):
+    """The late worker arrives with its clock ahead of the other's, which was held on arrival. It
+    goes on when the other's clock shows the same: so at any moment both show the same again.
+    """
+
+    def program(comm):
+        if comm.rank == 0:
+            be_late(comm)
+        with comm.off_the_clock():
+            held = comm.now()
+            comm.barrier()
+        return held, comm.now(), time.monotonic() - comm.now()
+
+    (ahead, goes_on, began), (behind, goes_on_behind, began_behind) = fs.launch(program, 2, local)
+    assert ahead - behind >= 0.6 * LATE
+    assert goes_on - goes_on_behind == pytest.approx(ahead - behind, abs=0.1)
+    assert began == pytest.approx(began_behind, abs=0.1)
+
+
+def test_a_clock_that_catches_up_has_waited(local):
+    def program(comm):
+        meter = comm.meter
+        meter.trace = Trace(100)
+        comm.catch_up(100.0)
+        comm.catch_up(50.0)  # it never goes back
+        rows, names = meter.trace.table()
+        shown = rows[rows[:, 1] == names.index("catch_up")]
+        return comm.now(), meter.seconds_waiting, meter.seconds_sending, shown[:, 3].sum().item()
+
+    for now, waiting, sending, shown in fs.launch(program, 2, local):
+        assert 100 <= now < 100 + BUSY
+        assert 100 - BUSY < waiting <= now
+        assert sending == 0
+        assert shown == pytest.approx(waiting)

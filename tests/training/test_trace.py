@@ -182,6 +182,54 @@ def test_a_trace_of_1024_workers_can_be_loaded(tmp_path):
     assert most < MOST_BYTES  # however long the run
 
 
+@dataclass(frozen=True)
+class NeverBegins(fs.LocalSGD):
+    def init(self, worker):
+        raise AssertionError("the run has begun")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux has a /proc")
+def test_a_folder_that_takes_no_files_is_found_before_the_run_begins():
+    rule = r"'trace' must be a file that can be written \(got '/proc/x.json': "
+    with pytest.raises(ValueError, match=rule) as error:
+        fs.run("digits-mlp", NeverBegins(4), workers=2, steps=8, trace="/proc/x.json")
+    assert "\n" not in str(error.value)
+
+
+def test_asking_for_a_place_leaves_it_as_it_was(tmp_path):
+    path = tmp_path / "trace.json"
+    require_trace_path(path)
+    assert not list(tmp_path.iterdir())
+    path.write_text("old")
+    require_trace_path(path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_ordinary_file_is_refused(tmp_path):
+    pipe, circle = tmp_path / "pipe", tmp_path / "circle"
+    os.mkfifo(pipe)
+    circle.symlink_to(circle)
+    for path in (pipe, circle):
+        with pytest.raises(ValueError, match="'trace' must be an ordinary file"):
+            write_trace(path, [])
+    assert pipe.is_fifo()
+    assert circle.is_symlink()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_stays_and_the_file_that_it_points_to_is_written(tmp_path, is_there):
+    far, link = tmp_path / "far", tmp_path / "trace.json"
+    far.mkdir()
+    link.symlink_to(far / "whole.json")
+    if is_there:
+        (far / "whole.json").write_text("old")
+    write_trace(link, traced(2))
+    assert link.is_symlink()
+    check_format(json.loads((far / "whole.json").read_text()))
+    assert [path.name for path in far.iterdir()] == ["whole.json"]
+
+
 @pytest.mark.parametrize(
     ("path", "rule"),
     [("none/trace.json", "be a file in a folder that exists"), (".", "be a file, not a folder")],

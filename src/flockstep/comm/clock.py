@@ -23,6 +23,10 @@ class Clock:
     def now(self) -> float:
         return (time.monotonic() if self._held_at is None else self._held_at) - self._began
 
+    def catch_up(self, seconds: float) -> None:
+        """Go on to `seconds` at once, if it is not that late yet."""
+        self._began -= max(0.0, seconds - self.now())
+
     def hold(self) -> None:
         if self._held_at is None:
             self._held_at = time.monotonic()

@@ -221,6 +221,17 @@ class Comm(ABC):
         clocks = self.all_gather(torch.tensor(math.inf if is_done else mine, dtype=torch.float64))
         return 0.0 if is_done else mine - min(map(float, clocks))
 
+    def catch_up(self, seconds: float) -> None:
+        """This worker was off the clock, with nothing left to do, while the clocks of others went
+        on to `seconds`. Its own goes there, and what it passes over was waiting.
+
+        In the simulator clocks are not held, and none has to catch up.
+        """
+        if self.clock is not None:
+            with self.meter.call("catch_up"):
+                self.clock.catch_up(seconds)
+                self.meter.waited(math.inf)  # the whole call
+
     def in_order(self, act: Callable[[], None]) -> None:
         """In virtual time: run `act` once no worker can do anything before this moment any more."""
         raise FlockstepError("only the simulator knows an order of all that workers do")

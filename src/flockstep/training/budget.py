@@ -12,16 +12,6 @@ from flockstep.worker import Worker
 FUTILE_STEPS = 2000
 
 
-def own_budget_is_used_up(worker: Worker, job: Job) -> bool:
-    """For workers that never wait: each goes by its own clock, and by its share of the bytes."""
-    spec, comm = job.spec, worker.comm
-    if spec.seconds is not None:
-        return is_used_up(worker, spec.seconds, comm.now())
-    if spec.bytes is not None:
-        return is_used_up(worker, spec.bytes / comm.size, comm.meter.bytes_sent)
-    return False
-
-
 class Agreement:
     """Workers that wait for each other must end, and be looked at, after the same step.
 

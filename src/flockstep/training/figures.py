@@ -96,17 +96,36 @@ class Table:
         """The clock of the last of those who have steps left."""
         return min((each.seconds for each in self.figures if not each.is_done), default=math.inf)
 
-    def pace_since(self, before: Table | None) -> float:
-        """Steps per second of a worker, on average over those who have steps left, since then."""
-        known = {} if before is None else dict(zip(before.ranks, before.figures, strict=True))
-        paces = []
+    def moment_of(self, goal: float, before: Table, of: str = "steps") -> float:
+        """When the workers together will have reached `goal` of a figure, if each goes on at the
+        pace that it had since `before`, from where it is by its own clock. Infinity: never.
+        """
+        known = dict(zip(before.ranks, before.figures, strict=True))
+        left, paces, offset = goal, 0.0, 0.0
         for rank, each in zip(self.ranks, self.figures, strict=True):
+            left -= getattr(each, of)
             last = known.get(rank)
-            steps = each.steps - (last.steps if last else 0)
-            seconds = each.seconds - (last.seconds if last else 0)
-            if not each.is_done and steps and seconds > 0:
-                paces.append(steps / seconds)
-        return sum(paces) / len(self.figures) if paces else math.inf
+            if last is None or each.is_done or each.seconds <= last.seconds:
+                continue
+            pace = (getattr(each, of) - getattr(last, of)) / (each.seconds - last.seconds)
+            paces += pace
+            offset += pace * each.seconds
+        return (left + offset) / paces if paces else math.inf
+
+    def caught_up(self) -> Table:
+        """The same at the time of the furthest clock: who has no steps left waits until then."""
+        until = self.seconds
+        figures = [
+            dataclasses.replace(
+                each,
+                seconds=until,
+                seconds_waiting=each.seconds_waiting + until - each.seconds,
+            )
+            if each.is_done
+            else each
+            for each in self.figures
+        ]
+        return Table(figures, self.ranks)
 
     @property
     def all_are_done(self) -> bool:

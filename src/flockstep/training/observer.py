@@ -25,13 +25,14 @@ import torch
 from flockstep.result import Look
 from flockstep.strategies import save_state, shared_tensors
 from flockstep.training.board import Board, Copy
-from flockstep.training.budget import Agreement, is_used_up, own_budget_is_used_up
+from flockstep.training.budget import Agreement, is_used_up, next_multiple
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.scoring import judged, of_all_replicas
 from flockstep.worker import Worker
 
 NEAR_ENOUGH = 0.02  # of the steps between two looks: one that comes so much too early is on time
+FEW_STEPS = 3  # whose end can be told from the pace of as many
 
 
 def observer_of(worker: Worker, job: Job) -> Observer:
@@ -86,7 +87,9 @@ class Observer(ABC):
 
     def measured(self) -> dict[str, Any]:
         """What is measured of the replicas as they stand at the end, before they become one."""
-        with self.worker.comm.unmetered():
+        if not any(each in self.spec.measure for each in ("replicas", "spread")):
+            return {}  # nobody need meet for that
+        with self.worker.comm.off_the_clock():
             return of_all_replicas(self.worker, self.job.task, self.spec.measure)
 
     def copy(self) -> Copy:
@@ -241,54 +244,106 @@ class OnTheClock(Observer):
     time that they agreed on.
 
     A look after so many steps or epochs is due when all workers together have taken so many steps.
-    When that will be follows from their pace. Until that is known they meet after steps 1, 2, 4, …
+    When that will be follows from their pace. Before the first look it is known too little of, as
+    the very first step takes longest: then they meet half-way, again and again.
+
+    What all may send together they count when they meet: half-way, too, until it is used up.
     """
 
     def __init__(self, worker: Worker, job: Job) -> None:
         super().__init__(worker, job)
+        every = job.spec.look_every
+        self._by_time = every.unit == "seconds"
         self._looks = 0
-        self._by_time = job.spec.look_every.unit == "seconds"
-        self._meet_at = job.spec.look_every.count if self._by_time else math.inf
-        self._meet_after_step = 0 if self._by_time else 1
-        self._met: Table | None = None
+        self._end = math.inf if job.steps is None else job.steps
+        # When to meet for the next look, and for the bytes; zero: after the first step.
+        self._look_at = every.count if self._by_time else 0.0
+        self._count_at = math.inf if job.spec.bytes is None else 0.0
+        self._is_over = False  # the bytes are used up, as all have found together
+        self._first: Table | None = None  # of their first meeting, and of their last
+        self._last: Table | None = None
+        self._paced_from: Table | None = None  # since when the pace of steps is measured
 
     def _after_step(self) -> bool:
         worker = self.worker
-        is_due = worker.comm.now() >= self._meet_at or worker.steps == self._meet_after_step
+        is_due = worker.comm.now() >= min(self._look_at, self._count_at)
         if is_due and worker.steps != self.job.steps:
             self._meet(is_done=False)
-        return self.final is not None or own_budget_is_used_up(worker, self.job)
+        if self._is_over or self.final is not None:
+            return True
+        seconds = self.spec.seconds  # by each worker's own clock
+        return seconds is not None and is_used_up(worker, seconds, worker.comm.now())
 
     def leave(self) -> None:
         while self.final is None and not self._meet(is_done=True).all_are_done:
             pass  # those who have steps left want to be looked at in between
+        if self._last is not None:
+            self.worker.comm.catch_up(self._last.seconds)
 
     def _meet(self, is_done: bool) -> Table:
         with self.worker.comm.off_the_clock(is_done):
-            table = self._gather(is_done)
-            if self._by_time and not table.all_are_done:
-                self._look_by_time(table)
-            elif not table.all_are_done:
-                self._look_by_steps(table)
+            table = self._last = self._gather(is_done).caught_up()
+            if not table.all_are_done:
+                self._count_bytes(table)
+                if not self._is_over:
+                    self._look_if_due(table)
+            self._first = self._first or table
         return table
 
+    def _count_bytes(self, table: Table) -> None:
+        """All end here if the bytes are used up. If not, they meet when half of the rest is."""
+        limit, first, now = self.spec.bytes, self._first, table.seconds
+        if limit is None:
+            return
+        self._is_over = is_used_up(self.worker, limit, table.bytes_sent)
+        if first is None:
+            self._count_at = now  # as soon as the pace is known
+            return
+        sent = table.bytes_sent
+        self._count_at = table.moment_of((sent + limit) / 2, first, "bytes_sent")
+        if self._count_at == math.inf:
+            self._count_at = 2 * now - first.seconds  # nothing was sent so far: after as long again
+
+    def _look_if_due(self, table: Table) -> None:
+        if self._by_time:
+            self._look_by_time(table)
+        else:
+            self._look_by_steps(table)
+
     def _look_by_time(self, table: Table) -> None:
+        """A look is due when the clocks of all who have steps left have passed its time: a meeting
+        for the bytes may be earlier.
+        """
         every = self.spec.look_every.count
-        self._look_together(table, seconds=self._meet_at)
-        passed = max(self._meet_at, table.first_seconds)
-        self._meet_at = (math.floor(passed / every) + 1) * every
+        if table.first_seconds >= self._look_at:
+            self._look_together(table)
+            # Who is slow may have passed several times. They are not made up for: the others would
+            # stand there while its clock went on.
+            self._look_at = next_multiple(table.seconds, every)
 
     def _look_by_steps(self, table: Table) -> None:
         before, goal = map(self.job.step_of_look, (self._looks, self._looks + 1))
         steps = table.steps / len(table.figures)
-        if goal - steps <= NEAR_ENOUGH * (goal - before):
+        is_due = goal < self._end and goal - steps <= NEAR_ENOUGH * (goal - before)
+        if is_due:
             self._look_together(table)
             self._looks += 1
-            goal = self.job.step_of_look(self._looks + 1)
-        doubled = 2 * self._meet_after_step
-        if self._looks == 0 and 0 < doubled < goal:
-            self._meet_after_step = doubled
-        else:
-            self._meet_after_step = 0
-            self._meet_at = table.seconds + (goal - steps) / table.pace_since(self._met)
-        self._met = table
+            goal = self._goal_beyond(steps)
+        self._look_at = self._moment_of_look(table, steps, goal)
+        if is_due or self._paced_from is None:
+            self._paced_from = table
+
+    def _goal_beyond(self, steps: float) -> int:
+        """The step of the next look. Those that the workers have passed already are left out."""
+        while (goal := self.job.step_of_look(self._looks + 1)) <= steps and goal < self._end:
+            self._looks += 1
+        return goal
+
+    def _moment_of_look(self, table: Table, steps: float, goal: float) -> float:
+        if goal >= self._end:
+            return math.inf  # what is seen there is the final model
+        if self._paced_from is None:
+            return table.seconds  # one step more, and the pace is known
+        if self._looks == 0 and goal - steps > FEW_STEPS:
+            goal = (steps + goal) / 2
+        return table.moment_of(goal * len(table.figures), self._paced_from)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -27,11 +29,19 @@ ROWS_AT_ONCE = 4096
 
 
 def require_trace_path(path: str | Path, field: str = "trace") -> Path:
-    """The path, if a trace can be written there. To be asked before a long run begins."""
-    path = Path(path)
-    require(path.parent.is_dir(), field, "be a file in a folder that exists", str(path))
-    require(not path.is_dir(), field, "be a file, not a folder", str(path))
-    return path
+    """The file to write, if a trace can be written there: that which a link points to. To be asked
+    before a long run begins.
+    """
+    place = Path(os.path.realpath(path))
+    with _named(path, field):
+        require(place.parent.is_dir(), field, "be a file in a folder that exists", str(path))
+        require(not place.is_dir(), field, "be a file, not a folder", str(path))
+        is_ordinary = place.is_file() or not os.path.lexists(place)
+        require(is_ordinary, field, "be an ordinary file, if it is there already", str(path))
+        unfinished = _unfinished(place)
+        unfinished.open("ab").close()  # some folders take no files, whatever their permissions say
+        unfinished.unlink(missing_ok=True)
+    return place
 
 
 def write_trace(path: str | Path, tracks: Sequence[Track | None], title: str = "flockstep") -> None:
@@ -39,19 +49,30 @@ def write_trace(path: str | Path, tracks: Sequence[Track | None], title: str = "
 
     A name that ends in `.gz` is compressed. The file is there when it is whole, or not at all.
     """
-    path = require_trace_path(path)
-    unfinished = path.with_name(path.name + ".part")
-    try:
+    place = require_trace_path(path)
+    unfinished = _unfinished(place)
+    with _named(path, "trace"):
         try:
-            with _opened(unfinished, path.suffix == ".gz") as file:
+            with _opened(unfinished, Path(path).suffix == ".gz") as file:
                 _write(file, tracks, title)
-            unfinished.replace(path)
+            unfinished.replace(place)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(path: str | Path, field: str) -> Iterator[None]:
+    """What the system says against the file is an error of the field."""
+    try:
+        yield
     except OSError as error:
         raise InvalidField(
-            f"'trace' must be a file that can be written (got {str(path)!r}: {error.strerror})"
+            f"{field!r} must be a file that can be written (got {str(path)!r}: {error.strerror})"
         ) from error
+
+
+def _unfinished(place: Path) -> Path:
+    return place.with_name(place.name + ".part")
 
 
 def _opened(path: Path, is_compressed: bool) -> TextIO:
