@@ -233,8 +233,8 @@ def test_who_was_ahead_is_as_far_ahead_after_having_been_off_the_clock(local):
 
     (ahead, goes_on, began), (behind, goes_on_behind, began_behind) = fs.launch(program, 2, local)
     assert ahead - behind >= 0.6 * LATE
-    assert goes_on - goes_on_behind == pytest.approx(ahead - behind, abs=0.1)
-    assert began == pytest.approx(began_behind, abs=0.1)
+    assert goes_on - goes_on_behind == pytest.approx(ahead - behind, abs=0.15)
+    assert began == pytest.approx(began_behind, abs=0.15)
 
 
 def test_a_clock_that_catches_up_has_waited(local):
