@@ -104,7 +104,7 @@ def test_a_look_by_time_says_when_it_was_and_not_when_it_was_due(local):
 
 
 def figures(steps, seconds, nbytes=0, is_done=False, waiting=0.0):
-    return Figures(steps, 0, seconds, nbytes, 0, waiting, 0, 0, 0, 0, math.nan, is_done)
+    return Figures(steps, 0, seconds, nbytes, 0, waiting, 0, 0, 0, 0, math.nan, math.nan, is_done)
 
 
 def test_the_moment_of_a_goal_is_told_by_each_workers_own_clock_and_pace():
