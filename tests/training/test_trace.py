@@ -238,6 +238,6 @@ def test_a_place_where_nothing_can_be_written_is_refused(tmp_path, path, rule):
     with pytest.raises(fs.FlockstepError, match=f"'trace' must {rule} \\(got '{tmp_path}") as error:
         write_trace(tmp_path / path, [])
     assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match=f"'--trace' must {rule}"):
-        require_trace_path(tmp_path / path, "--trace")
+    with pytest.raises(ValueError, match=f"'trace' must {rule}"):
+        require_trace_path(tmp_path / path)
     assert not list(tmp_path.iterdir())

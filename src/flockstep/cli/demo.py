@@ -120,7 +120,7 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
     help="Print one JSON object a run on stdout and nothing else there.",
 )
 def demo(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
-    """Train handwritten digits with every strategy, simulated and on local processes, and compare.
+    """Train handwritten digits with a strategy of each kind, simulated and for real, and compare.
 
     \b
     flockstep demo

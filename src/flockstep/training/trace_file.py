@@ -28,16 +28,16 @@ PROCESS = 1  # some viewers take process 0 for the system's own
 ROWS_AT_ONCE = 4096
 
 
-def require_trace_path(path: str | Path, field: str = "trace") -> Path:
+def require_trace_path(path: str | Path) -> Path:
     """The file to write, if a trace can be written there: that which a link points to. To be asked
     before a long run begins.
     """
     place = Path(os.path.realpath(path))
-    with _named(path, field):
-        require(place.parent.is_dir(), field, "be a file in a folder that exists", str(path))
-        require(not place.is_dir(), field, "be a file, not a folder", str(path))
+    with _named(path):
+        require(place.parent.is_dir(), "trace", "be a file in a folder that exists", str(path))
+        require(not place.is_dir(), "trace", "be a file, not a folder", str(path))
         is_ordinary = place.is_file() or not os.path.lexists(place)
-        require(is_ordinary, field, "be an ordinary file, if it is there already", str(path))
+        require(is_ordinary, "trace", "be an ordinary file, if it is there already", str(path))
         unfinished = _unfinished(place)
         unfinished.open("ab").close()  # some folders take no files, whatever their permissions say
         unfinished.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ def write_trace(path: str | Path, tracks: Sequence[Track | None], title: str = "
     """
     place = require_trace_path(path)
     unfinished = _unfinished(place)
-    with _named(path, "trace"):
+    with _named(path):
         try:
             with _opened(unfinished, Path(path).suffix == ".gz") as file:
                 _write(file, tracks, title)
@@ -61,13 +61,13 @@ def write_trace(path: str | Path, tracks: Sequence[Track | None], title: str = "
 
 
 @contextmanager
-def _named(path: str | Path, field: str) -> Iterator[None]:
-    """What the system says against the file is an error of the field."""
+def _named(path: str | Path) -> Iterator[None]:
+    """What the system says against the file is an error of the argument."""
     try:
         yield
     except OSError as error:
         raise InvalidField(
-            f"{field!r} must be a file that can be written (got {str(path)!r}: {error.strerror})"
+            f"'trace' must be a file that can be written (got {str(path)!r}: {error.strerror})"
         ) from error
 
 
