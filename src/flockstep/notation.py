@@ -406,7 +406,7 @@ def _spec(field: str, whole: str, node: ast.expr, kind: type) -> Any:
     try:
         return _made(form, values, f"{field}={name}({{}}=…)")
     except InvalidField as error:
-        if kind is Strategy:
+        if kind not in (Compute, Schedule):
             raise
         # A run has fields of the same names: 'seconds' of compute is not its own.
         message = re.sub(r"^('\w+') must", rf"\1 of {name} must", str(error))

@@ -31,7 +31,7 @@ def swarm(strategy, **options):
         worker = fs.Worker(comm, model, sgd(model, LR), strategy)
         worker.total_steps = STEPS
         for step in range(STEPS):
-            worker.epoch = step // 4
+            worker.course.epoch = step // 4
             model.x.grad = GRADIENTS[step, comm.rank].clone()
             worker.step(float(LOSSES[step, comm.rank]), accuracy=float(ACCURACIES[step, comm.rank]))
         before = model.x.detach().clone()

@@ -23,8 +23,9 @@ class LocalResponseNorm(nn.Module):
 
 
 class Cifar10Full(nn.Module):
-    """Three convolutions of 5×5, pooling of overlapping windows, one linear layer: 89,578
-    parameters.
+    """Three convolutions of 5×5, pooling of overlapping windows, one linear layer.
+
+    It has 89,578 parameters.
 
     Source: Caffe's examples/cifar10/cifar10_full_train_test.prototxt (Jia et al., 2014), after A.
     Krizhevsky's cuda-convnet; with its initialisation, Gaussians of the given deviations and biases
