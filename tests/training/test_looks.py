@@ -171,6 +171,22 @@ def test_a_strategy_that_ends_by_its_optimizer_must_say_its_own_preview():
         short(ByOptimizer(), look_every="10 steps")
 
 
+@dataclass(frozen=True)
+class Drawing(fs.LocalSGD):
+    def init(self, worker):
+        torch.rand(3)
+        return super().init(worker)
+
+
+def test_what_a_strategy_draws_when_it_begins_is_drawn_once():
+    task = dataclasses.replace(
+        TASKS["digits-mlp"],
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.Dropout(0.5)),
+    )
+    blind, looking = (fs.run(task, Drawing(4), 2, steps=12, look_every=every) for every in (100, 3))
+    assert all(map(torch.equal, blind.replicas, looking.replicas))
+
+
 def test_looking_takes_no_computing_time_of_a_simulated_worker():
     def metric(model, batch):
         end = time.thread_time() + 0.1

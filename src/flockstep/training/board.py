@@ -257,5 +257,6 @@ def representative(
             comm.barrier()
             return strategy.preview(stand_in, state)
 
-    shown: Tensor = run_aside(preview, len(copies), worker.comm.seed)[0]
+    with torch.random.fork_rng(devices=[]):  # what `init` draws is nothing to the run
+        shown: Tensor = run_aside(preview, len(copies), worker.comm.seed)[0]
     return shown
