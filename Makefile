@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-# Two cores are full with one process of tests and what it starts: more of them only where there are more cores.
+# One process of tests per core: they wait for what they start for a third of their time.
 CORES := $(shell nproc)
-XDIST := $(shell [ $(CORES) -gt 2 ] && echo --numprocesses auto --dist loadgroup)
+XDIST := $(shell [ $(CORES) -gt 1 ] && echo --numprocesses $(CORES) --dist loadgroup)
 
 .PHONY: setup demo test test-cluster check bench format clean
 

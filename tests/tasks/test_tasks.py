@@ -94,7 +94,7 @@ def made_up(name, samples=8):
     else:
         x = torch.randint(data.classes, example.shape, generator=generator)
         y = x.roll(-1, dims=1)
-    return dataclasses.replace(task, train=(x, y), test=(x[:2], y[:2]))
+    return dataclasses.replace(task, train=(x, y), test=(x[:2], y[:2]), validation=None)
 
 
 @pytest.mark.parametrize("name", TASKS)
