@@ -26,13 +26,18 @@ from flockstep.cli import main
 Launch = Callable[..., list[Any]]
 
 # Files that are about workers on several hosts, workers that are killed, and Ray's own processes.
-CLUSTER_FILES = {"test_lost_workers.py", "test_ray.py", "test_several_hosts.py"}
+CLUSTER_FILES = {
+    "test_failures.py",
+    "test_lost_workers.py",
+    "test_ray.py",
+    "test_several_hosts.py",
+}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as `cluster` what takes many processes and minutes: the files above, and every test on
-    torchrun or Ray but those of the contract.
+    torchrun or Ray but those of the contract. Single tests elsewhere carry the mark themselves.
 
     `make test` runs the others, the contract on every backend among them; `make test-cluster` runs
     these.

@@ -160,6 +160,7 @@ class Far(nn.Module):
         return self.x.expand(1, 1)
 
 
+@pytest.mark.cluster
 @every_row
 def test_training_goes_on_without_a_worker_that_failed_and_finish_never_mixes_it_in(row, local):
     """After its second step the last worker moves a million off and dies; the others take three
