@@ -25,9 +25,10 @@ from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
-# Files that are about workers on several hosts, workers that are killed, and Ray's own processes.
+# Files that are about workers on several hosts, workers that are killed, and processes of their own.
 CLUSTER_FILES = {
     "test_failures.py",
+    "test_local.py",
     "test_lost_workers.py",
     "test_ray.py",
     "test_several_hosts.py",

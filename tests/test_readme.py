@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -57,7 +58,11 @@ def test_the_commands_run(line, flockstep, tmp_path, monkeypatch):
     else:
         module = {"flockstep": "flockstep", "torchrun": "torch.distributed.run"}[program]
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=100
+            [sys.executable, "-m", module, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env={**os.environ, "TMPDIR": str(tmp_path)},  # torchrun leaves a folder for logs there
         )
     assert done.returncode == 0, done.stderr
 
