@@ -25,7 +25,7 @@ from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
-# Files that are about workers on several hosts, workers that are killed, and processes of their own.
+# Files about workers on several hosts, workers that are killed, and processes of their own.
 CLUSTER_FILES = {
     "test_failures.py",
     "test_local.py",
