@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `make test` runs the others, the contract on every backend among them; `make test-cluster` runs
     these.
 
-    Where xdist divides the tests among processes, one of them has all of torchrun's, and one all of
-    Ray's: the others need not start the eight processes of the one and the dozen of the other."""
+    Where xdist divides the tests among processes, one of them has all of torchrun's and Ray's: the
+    others need not start the eight processes of the one and the dozen of the other."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         named = {*item.fixturenames, *(value for value in parameters if isinstance(value, str))}
@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_contract = item.path.parent.name == "contract"
         if item.path.name in CLUSTER_FILES or (many_processes and not is_contract):
             item.add_marker(pytest.mark.cluster)
-        if many_processes and config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(min(many_processes)))
+        if many_processes:
+            item.add_marker(pytest.mark.xdist_group("torchrun and Ray"))
 
 
 @pytest.fixture(scope="session")
