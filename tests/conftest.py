@@ -28,6 +28,7 @@ Launch = Callable[..., list[Any]]
 # Files about workers on several hosts, workers that are killed, and processes of their own.
 CLUSTER_FILES = {
     "test_failures.py",
+    "test_left_behind.py",
     "test_local.py",
     "test_lost_workers.py",
     "test_ray.py",
