@@ -11,6 +11,7 @@ import time
 from collections import defaultdict, deque
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.support.cluster_service import SECONDS, serving
 import flockstep as fs
 from flockstep.backends.base import Stopped
 from flockstep.backends.cluster.calls import Calls
+from flockstep.backends.cluster.comm import ClusterComm, WorkerContext
 from flockstep.backends.cluster.completion import LauncherChannel, ResultCollector
 from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.coordinator import Coordinator
@@ -488,6 +490,37 @@ def test_who_waits_for_a_lost_peer_hears_so_at_once(answers):
     mailbox.send(0, 2, "world", "late")
     mailbox.receive(1, 2, "world")
     assert answers.take() == {0: lost, 1: lost}
+
+
+def test_a_message_is_held_until_it_has_arrived_though_the_one_before_is_put_down_late():
+    """The first message of two workers is posted by a thread. What gloo is to send must be held by
+    somebody, or its peer waits for ever: the thread must not put the first, which has arrived, in
+    the place of the second.
+    """
+    second_is_sent, posts = threading.Event(), []
+
+    class Group:
+        def send(self, tensors, rank, tag):
+            text = f"message {len(posts)}"
+            posts.append(threading.current_thread())
+            if len(posts) == 1:
+                second_is_sent.wait(0.5)  # the peer has it, and wants more
+            else:
+                second_is_sent.set()
+            return text
+
+    groups, control = mock.Mock(), mock.Mock(rank=0)
+    groups.of.return_value = Group()
+    groups.has.side_effect = [False, True]
+    context = WorkerContext(control, groups, 0, False, mock.Mock(), mock.Mock())
+    comm = ClusterComm(context, "world", (0, 1))
+    comm.send(torch.ones(3), 1)
+    while not posts:
+        time.sleep(0.001)
+    comm.send(torch.ones(3), 1)
+    posts[0].join()
+    ((work, _),) = context.sent.values()
+    assert work == "message 1"
 
 
 @settings(max_examples=300, deadline=None)

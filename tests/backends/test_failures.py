@@ -92,6 +92,23 @@ def test_an_exception_with_a_constructor_of_its_own_keeps_rank_and_text(launch):
     assert raised.value.rank == 1
 
 
+class SlowToSend(ValueError):
+    def __reduce__(self):
+        time.sleep(2)
+        return SlowToSend, self.args
+
+
+def test_who_takes_long_to_say_what_it_raised_is_not_taken_for_lost(launch):
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            raise SlowToSend("too bad")
+        comm.barrier()
+
+    with pytest.raises(fs.WorkerError, match="rank 1 raised SlowToSend: too bad"):
+        launch(program, 2)
+
+
 def test_an_exception_in_the_simulator_keeps_type_and_attributes():
     def program(comm):
         raise TwoThings("this", "that")
@@ -216,6 +233,7 @@ def test_mismatched_collectives_are_an_error(backend, first, second, message, fa
     assert failure.since() < SOON
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("where", ["computing", "all_reduce", "lock"])
 def test_a_killed_worker_is_lost_within_two_seconds(where, failure):
     """With a server of its own, so that the whole life of the launch is seen to leave nothing."""
@@ -276,6 +294,7 @@ def test_a_result_that_cannot_be_read_is_said(local):
         fs.launch(lambda comm: Unreadable(), 1, local)
 
 
+@pytest.mark.cluster
 def test_a_kept_server_that_was_killed_is_replaced():
     with fs.LocalProcesses() as kept:
         server = fs.launch(lambda comm: os.getppid(), 1, kept)[0]
@@ -301,7 +320,7 @@ def test_finally_blocks_run_when_others_fail(launch, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
-@pytest.mark.parametrize("name", ["sim", "local"])
+@pytest.mark.parametrize("name", ["sim", pytest.param("local", marks=pytest.mark.cluster)])
 @pytest.mark.parametrize("what", ["waiting", "stepping", "computing"])
 def test_ctrl_c_ends_the_run(name, what, failure):
     failure.strike()
@@ -348,6 +367,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.cluster
 def test_a_script_that_is_killed_takes_its_workers_with_it(tmp_path):
     """By Ctrl-C, SIGTERM and SIGKILL: three at a time, since loading torch takes a while."""
     script, started = tmp_path / "script.py", []
@@ -399,6 +419,7 @@ def test_a_thousand_workers_fail_together_quickly():
     assert time.monotonic() - program.at < SOON
 
 
+@pytest.mark.cluster
 def test_workers_interrupted_on_their_way_out_leave_quietly(monkeypatch):
     # An exception that escapes from a thread is a warning, and warnings are errors here.
     monkeypatch.setattr("flockstep.backends.sim.backend.LOOK_SECONDS", 1e-4)

@@ -68,3 +68,27 @@ def test_the_largest_seed_gives_each_worker_a_random_stream_of_its_own(backend):
     drawn = backend.run(launch)
     assert len(set(drawn)) == 3
     assert backend.run(launch) == drawn
+
+
+def test_a_simulators_network_may_be_the_name_of_a_preset():
+    preset = fs.Network.preset("wan-100m")
+    assert fs.Simulator(network="wan-100m") == fs.Simulator(network=preset)
+    assert fs.launch(program, 2, network="wan-100m") == [(0, 2, 0), (1, 2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "moon"}, r"unknown network 'moon'; known: .*"),
+        (
+            {"network": 3},
+            r"'network' must be one such as fs.Network.preset\('wan-100m'\) \(got 3\)",
+        ),
+        ({"network": fs.Link(0.1, 1e6)}, r"'network' must be one such as .*\(got Link\(.*\)\)"),
+        ({"compute": 0.1}, r"'compute' must be one such as fs.Compute\(seconds=0.02\) \(got 0.1\)"),
+    ],
+)
+def test_what_is_no_network_or_no_compute_is_refused(options, message):
+    for call in (fs.Simulator, lambda **given: fs.launch(program, 2, **given)):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            call(**options)

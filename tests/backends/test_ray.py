@@ -4,6 +4,7 @@ what is kept.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
@@ -236,6 +237,28 @@ def test_a_worker_that_was_killed_is_replaced(ray):
     after = fs.launch(lambda comm: os.getpid(), 2, ray)
     assert after[0] == before[0]
     assert after[1] != before[1]
+
+
+@pytest.mark.timeout(60)
+def test_a_sum_that_was_given_up_does_not_hold_up_the_next_run(ray):
+    """Torch waits for the work of a group when the group is destroyed, whoever does that."""
+
+    def fails(comm: fs.Comm) -> None:
+        comm.itself = comm  # destroyed no sooner than a cycle is found
+        for step in range(4):
+            comm.all_reduce(torch.ones(10))
+            if comm.rank == 2 and step == 2:
+                time.sleep(0.5)  # the others are in the next one
+                raise ValueError("no further")
+
+    def collects(comm: fs.Comm) -> None:
+        if comm.rank == 0:
+            gc.collect()
+        comm.barrier()
+
+    with pytest.raises(fs.FlockstepError, match="no further"):
+        fs.launch(fails, 3, ray)
+    assert fs.launch(collects, 3, ray) == [None] * 3
 
 
 def test_shared_tensors_lie_at_two_homes_whose_memory_workers_of_the_host_map(ray):

@@ -484,6 +484,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"do": "watch", **WAIT},
     {"do": "look"},
     {"do": "seen"},
+    {"do": "raise"},
     {"do": "end", **WAIT},
 ]
 

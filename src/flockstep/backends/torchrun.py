@@ -3,9 +3,8 @@
 Every process that torchrun starts calls `launch` and becomes the launcher of one worker
 (`cluster.rendezvous`).
 
-Environment variables are read here and nowhere else: those of torchrun (RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and
-FLOCKSTEP_TOKEN, the run's secret.
+It goes by the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT), GLOO_SOCKET_IFNAME, the interface to listen on, and FLOCKSTEP_TOKEN, the run's secret.
 
 What is not there on every system where torch is, is imported when a run begins."""
 

@@ -4,6 +4,7 @@ what they wait for.
 
 from flockstep.backends.cluster.comm import ClusterComm, MakeShared
 from flockstep.backends.cluster.coordinator import Coordinator
+from flockstep.backends.cluster.groups import abandoned
 from flockstep.backends.cluster.rendezvous import GATHER_SECONDS, Rendezvous, be_worker
 from flockstep.backends.cluster.service import Service
 from flockstep.backends.cluster.shared import CoordinatedTensor
@@ -21,6 +22,7 @@ __all__ = [
     "Membership",
     "Rendezvous",
     "Service",
+    "abandoned",
     "be_worker",
     "work",
 ]

@@ -57,8 +57,10 @@ class WorkerContext:
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     shared: dict[tuple[str, str], SharedTensor] = field(default_factory=dict)
-    # The last tensors sent, which may be on their way.
+    # The last tensors sent, which may be on their way: gloo forgets what nobody holds.
     sent: dict[tuple[str, int], Any] = field(default_factory=dict)
+    # Held from a send until it stands in `sent`, so that it cannot take the place of the next one.
+    sending: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ClusterComm(Comm):
@@ -263,11 +265,9 @@ class ClusterComm(Comm):
                 move(None, tensor, lambda work: None, go)  # gathers its own
             return
 
-        def finish(work: Any) -> None:
-            self._finish(work, members)
-
         try:
-            move(self._group(self.name, members, tensor.device), tensor, finish, go)
+            group = self._group(self.name, members, tensor.device)
+            move(group, tensor, lambda work: self._finish(work, group, members), go)
         except FlockstepError:
             raise
         except RuntimeError as error:  # torch.distributed raises nothing more telling
@@ -276,7 +276,7 @@ class ClusterComm(Comm):
                 raise
             raise Broken from error
 
-    def _finish(self, work: Any, members: tuple[int, ...]) -> None:
+    def _finish(self, work: Any, group: Any, members: tuple[int, ...]) -> None:
         """Wait for torch, a slice at a time; give up when a member is lost."""
         control = self.context.control
         while True:
@@ -289,7 +289,11 @@ class ClusterComm(Comm):
             if self._silent is not None:
                 control.tell_waiting("join", self._silent["call"], late=True, **self._silent)
                 self._silent = None
-            self._check(members)
+            try:
+                self._check(members)
+            except BaseException:
+                groups.abandoned.append(group)
+                raise
 
     # --- two workers ------------------------------------------------------------------------------
 
@@ -305,7 +309,9 @@ class ClusterComm(Comm):
             def post() -> None:
                 with suppress(RuntimeError):  # a peer that is gone: whoever waits for it hears so
                     group = self.context.groups.of(name, pair, tensor.device)
-                    self.context.sent[name, peer] = group.send([copy], pair.index(world), 0), copy
+                    with self.context.sending:
+                        work = group.send([copy], pair.index(world), 0)
+                        self.context.sent[name, peer] = work, copy
 
             if self.context.groups.has(name, pair, tensor.device):
                 post()

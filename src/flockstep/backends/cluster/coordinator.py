@@ -23,7 +23,8 @@ from flockstep.backends.cluster.values import encode_error
 from flockstep.backends.cluster.wire import Connection, WireError
 from flockstep.errors import DeadlockError, FlockstepError, WorkerLost
 
-STARTING, RUNNING, WAITING, HUNG_UP, ENDED, LOST = range(6)
+# RAISING: its program has raised; whoever started it will bring the error, however long that takes.
+STARTING, RUNNING, WAITING, RAISING, HUNG_UP, ENDED, LOST = range(7)
 # Between a channel's end and the loss of its worker: whoever started the worker may know how it
 # ended, and why.
 GRACE_SECONDS = 1.0
@@ -156,7 +157,7 @@ class Coordinator:
                 worker.connection = None
                 if worker.is_gone:
                     self.declare_lost(rank)
-                elif worker.state not in (ENDED, LOST):
+                elif worker.state not in (RAISING, ENDED, LOST):
                     worker.state, worker.gone_at = HUNG_UP, time.monotonic()
 
     def _handle(self, rank: int, worker: WorkerRecord, said: dict[str, Any]) -> None:
@@ -199,6 +200,8 @@ class Coordinator:
                 worker.state, worker.looks = RUNNING, None
             case "began":
                 self._began = self._began or time.monotonic()
+            case "raise":
+                worker.state = RAISING
             case "end":
                 worker.state = ENDED
         if worker.state in (WAITING, ENDED):

@@ -20,6 +20,9 @@ from flockstep.comm import reduce_in_rank_order
 # A wait that is cut into slices can be given up: within a slice nothing else is heard.
 SLICE = timedelta(milliseconds=100)
 
+# What torch still does for nobody in this process: groups whose work was given up, and threads that
+# wait in torch. Torch waits for the work of a group when the group is destroyed, so they never are.
+abandoned: list[Any] = []
 
 Key = tuple[str, tuple[int, ...], str]
 
@@ -92,7 +95,11 @@ def patiently(wait: Callable[[], Any], check: Callable[[], None]) -> Any:
     thread.start()
     thread.join(SLICE.total_seconds())
     while thread.is_alive():
-        check()
+        try:
+            check()
+        except BaseException:
+            abandoned.append(thread)
+            raise
         thread.join(SLICE.total_seconds())
     value, error = outcome
     if error is not None:

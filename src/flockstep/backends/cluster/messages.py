@@ -94,6 +94,7 @@ FROM_WORKERS: Mapping[str, Schema] = {
     "watch": _WAIT,
     "look": {},
     "seen": {},
+    "raise": {},
     "end": _WAIT,
 }
 

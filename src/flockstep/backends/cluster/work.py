@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from flockstep.backends.cluster.comm import ClusterComm, MakeShared, WorkerConte
 from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.groups import Groups
 from flockstep.backends.cluster.wire import connect
+from flockstep.errors import WorkerLost
 
 CONNECT_SECONDS = 60.0
 TELL_SECONDS = 0.1
@@ -88,7 +90,12 @@ def work(
         context.clock.start()
         comm.meter.clock = comm.now
         control.tell("began")
-        value = program(comm)
+        try:
+            value = program(comm)
+        except BaseException:
+            with suppress(WorkerLost):  # there is nobody to tell any more
+                control.tell("raise")
+            raise
         control.ask("end", "the end")  # others may still want what this worker has sent
         return value
     finally:

@@ -19,6 +19,7 @@ from flockstep.backends.cluster import RUN_BYTES, TOKEN_BYTES, Coordinator, Memb
 from flockstep.backends.outcome import result_of
 from flockstep.backends.ray.actor_pool import ActorPool
 from flockstep.backends.ray.parcel import pack, unpack
+from flockstep.backends.ray.worker import Ended
 from flockstep.errors import FlockstepError
 
 LOOK_SECONDS = 0.05
@@ -37,6 +38,7 @@ class Run:
         # Of the workers that have not ended, by the reference to their outcome.
         self._ranks: dict[Any, int] = {}
         self._outputs: list[Any] = []
+        self._spent: list[int] = []  # ranks whose processes serve no other run
         self._stack = ExitStack()
 
     def __enter__(self) -> Run:
@@ -58,6 +60,7 @@ class Run:
         )
         store = _store(self._pool.address)
         stack.callback(lambda: store)  # lives as long as the run
+        stack.callback(self._replace_spent)
         stack.callback(self._stop_workers)
         neighbours = Counter(place.node for _, place in workers)
         for rank, (actor, place) in enumerate(workers):
@@ -108,15 +111,17 @@ class Run:
         """Take over what a worker has come to."""
         rank = self._ranks.pop(reference)
         try:
-            parcel = ray.get(reference)
+            ended: Ended = ray.get(reference)
         except RayActorError:
             self._pool.lose(rank)
             self._coordinator.declare_gone(rank)
             return
-        if parcel is None:
+        if not ended.is_idle:
+            self._spent.append(rank)
+        if ended.outcome is None:
             return
         try:
-            self._results[rank] = result_of(rank, parcel, unpack)
+            self._results[rank] = result_of(rank, ended.outcome, unpack)
         except FlockstepError as error:
             self._coordinator.fail(error)
 
@@ -149,6 +154,10 @@ class Run:
         while self._ranks and time.monotonic() < deadline:
             self._listen(LOOK_SECONDS)
         for rank in self._ranks.values():
+            self._pool.lose(rank)
+
+    def _replace_spent(self) -> None:
+        for rank in self._spent:
             self._pool.lose(rank)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from flockstep.backends.base import Stopped, usable_cores
-from flockstep.backends.cluster import Membership, work
+from flockstep.backends.cluster import Membership, abandoned, work
 from flockstep.backends.outcome import outcome_of, packed
 from flockstep.backends.ray.parcel import Parcel, pack, unpack
 from flockstep.randomness import seed_torch
@@ -29,6 +29,16 @@ class Place:
 
     node: str
     address: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a worker has come to: its outcome, None if it was stopped, and whether its process can
+    serve another run. One in which torch still waits for others would wait again, and for ever.
+    """
+
+    outcome: Parcel | None
+    is_idle: bool
 
 
 def node_id() -> str:
@@ -53,18 +63,15 @@ class WorkerActor:
     def place(self) -> Place:
         return Place(node_id(), ray.util.get_node_ip_address())
 
-    def run(
-        self, membership: Membership, program: Parcel, homes: Any, neighbours: int
-    ) -> Parcel | None:
-        """Be a worker of a run; returns its outcome, or None if it was stopped. `neighbours`
-        share this host.
-        """
+    def run(self, membership: Membership, program: Parcel, homes: Any, neighbours: int) -> Ended:
+        """Be a worker of a run. `neighbours` share this host."""
         with _printing_to(self._printed):
             try:
                 outcome = outcome_of(lambda: _run(membership, program, homes, neighbours))
-                return packed(outcome, membership.rank, pack, unpack)
+                parcel = packed(outcome, membership.rank, pack, unpack)
             except Stopped:
-                return None
+                parcel = None
+        return Ended(parcel, is_idle=not abandoned)
 
     @ray.method(concurrency_group="output")
     def output(self) -> Iterator[Printed]:
