@@ -43,6 +43,11 @@ INVALID = [
     (Warmup, {"epochs": math.inf}, "'epochs' must be at least 0 and finite (got inf)"),
     (Warmup, {"epochs": "5"}, "'epochs' must be a number (got '5')"),
     (Warmup, {"epochs": 5, "start": 1.5}, "'start' must be between 0 and 1 (got 1.5)"),
+    (
+        Warmup,
+        {"epochs": 10**400},
+        f"'epochs' must be a number that fits into a float (got 1{'0' * 149}…{'0' * 150})",
+    ),
     (LinearScaling, {"scale": 0}, "'scale' must be above 0 and finite (got 0)"),
     (LinearScaling, {"scale": math.nan}, "'scale' must be above 0 and finite (got nan)"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -193,3 +194,70 @@ def test_the_fields_of_a_class_elsewhere_are_read_without_types_that_can_be_foun
         assert read(fs.Strategy, written(Nameless(value))) == Nameless(value)
     with pytest.raises(SpecError, match=r"^a object cannot be written as text"):
         written(Nameless(object()))
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True)
+class Foreign(fs.Strategy[None]):
+    """As another package may write it."""
+
+    name: ClassVar[str] = "foreign"
+    codec: NotImported | None = None  # noqa: F821
+    weights: dict[str, float] | None = None
+    sizes: list | None = None
+    anything: Any = None
+    mode: Mode = Mode.FAST
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    monkeypatch.setattr("flockstep.strategies.STRATEGIES", {"foreign": Foreign})
+    return Foreign
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"codec": fs.TopK(0.1)},
+        {"codec": fs.OneBit()},
+        {"codec": "one_bit"},
+        {"weights": {"a": 1.0}},
+        {"sizes": [1, 2]},
+        {"anything": fs.Warmup(5.0) * fs.Cosine()},
+        {"anything": (fs.OneBit(), "cosine")},
+        {"anything": math.nan},
+    ],
+)
+def test_what_a_class_elsewhere_holds_reads_back(foreign, fields):
+    strategy = foreign(**fields)
+    assert repr(read(fs.Strategy, written(strategy))) == repr(strategy)
+
+
+def test_names_of_specs_are_read_as_such_in_a_field_of_an_unknown_type(foreign):
+    assert read(fs.Strategy, "foreign(codec=one_bit)") == foreign(codec=fs.OneBit())
+    assert read(fs.Strategy, "foreign(codec=other)") == foreign(codec="other")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"anything": [1, 2]}, "it would be read as Foreign("),
+        ({"mode": Mode.SLOW}, "'mode' must be Mode (got 'slow')"),
+    ],
+)
+def test_what_would_not_come_back_is_not_printed(foreign, fields, reason):
+    with pytest.raises(SpecError) as caught:
+        written(foreign(**fields))
+    message = f"{foreign(**fields)!r} cannot be written as text: {reason}"
+    assert str(caught.value).startswith(message)
+
+
+def test_a_strategy_whose_name_is_no_identifier_is_not_printed(foreign, monkeypatch):
+    monkeypatch.setattr("flockstep.strategies.STRATEGIES", {"far-off": foreign})
+    monkeypatch.setattr(foreign, "name", "far-off")
+    with pytest.raises(SpecError, match=r"cannot be written as text: 'strategy' must be a strat"):
+        written(foreign())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import operator
 import os
+import pickle
 import subprocess
 import sys
 from functools import partial
 
+import cloudpickle
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.core_only import CoreOnly
-from tests.support.specs import EVERY_CLASS, run_specs, specs_of
+from tests.support.specs import EVERY_CLASS, PLACES, run_specs, specs_of
 
 import flockstep as fs
 from flockstep.errors import InvalidField, SpecError, UnknownName
@@ -25,21 +29,6 @@ LAW = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
-PLACES = {
-    fs.Codec: lambda codec: {"strategy": fs.SyncSGD(codec=codec)},
-    fs.Strategy: lambda strategy: {"strategy": strategy},
-    fs.Assignment: lambda assignment: {"assignment": assignment},
-    fs.Sampling: lambda sampling: {"sampling": sampling},
-    fs.Schedule: lambda schedule: {"schedule": schedule},
-    fs.BatchGrowth: lambda growth: {"batch_size": growth},
-    fs.Network: lambda network: {"network": network},
-    fs.Link: lambda link: {"network": fs.Network(1, 1, inside=link, household_size=2)},
-    fs.Compute: lambda compute: {"compute": compute},
-    fs.OptimizerSpec: lambda optimizer: {
-        "optimizer": optimizer,
-        "lr": 0.1 if optimizer.name != "two_stage" and not optimizer.gives_lr else None,
-    },
-}
 
 
 def digits(strategy="sync_sgd", **fields):
@@ -263,6 +252,13 @@ def test_a_file_of_either_form_is_loaded(tmp_path):
         ('on_failure = "hope"', "'on_failure' must be one of 'stop', 'continue' (got 'hope')"),
         ('device = "moon"', "'device' must be one of 'cpu', 'cuda', 'auto' (got 'moon')"),
         ("task", "not TOML: "),
+        ("seed = 0x" + "f" * 4000, "'seed' must be below 2**63 (got one of too many digits)"),
+        (f'schedule = "{"*".join(["cosine"] * 2500)}"', "'schedule' must be a schedule such as"),
+        (
+            f'schedule = "{"*".join(["cosine"] * 101)}"',
+            "'schedule' must be a product of at most 100 factors (got 101)",
+        ),
+        (f"lr = {'9' * 400}", f"'lr' must be a number that fits into a float (got {'9' * 150}…9"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line_with_its_name(tmp_path, lines, message):
@@ -276,6 +272,7 @@ def test_what_is_wrong_in_a_file_is_one_line_with_its_name(tmp_path, lines, mess
         fs.RunSpec.load(path)
     assert str(caught.value).startswith(f"{path}: {message}")
     assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < len(str(path)) + 600
 
 
 def test_files_that_are_no_specs_say_so(tmp_path):
@@ -582,6 +579,8 @@ def test_a_backend_object_takes_the_place_of_the_settings_before():
     [
         (lambda: fs.Compute(slow=[1, 2]), "'slow' must map ranks to factors above 0"),
         (lambda: fs.Compute(slow={1: True}), "'slow' must map ranks to factors above 0"),
+        (lambda: fs.Compute(slow={1: 10**400}), "'slow' must map ranks to factors above 0"),
+        (lambda: fs.Compute(10**400), "'seconds' must be a number that fits into a float"),
         (lambda: fs.Network(1, 1, inside="wifi", household_size=2), "'inside' must be a link"),
         (lambda: fs.task(3), "'task' must be a name"),
         (
@@ -593,3 +592,34 @@ def test_a_backend_object_takes_the_place_of_the_settings_before():
 def test_parts_of_a_spec_are_checked_where_they_are_made(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_factors_of_slow_ranks_cannot_be_changed():
+    compute = digits(compute=fs.Compute(slow={1: 2.0})).compute
+    changes = [
+        lambda slow: slow.update({1: 9.0}),
+        lambda slow: slow.setdefault(2, 9.0),
+        lambda slow: slow.pop(1),
+        lambda slow: slow.clear(),
+        lambda slow: operator.setitem(slow, 1, 9.0),
+        lambda slow: operator.delitem(slow, 1),
+        lambda slow: operator.ior(slow, {1: 9.0}),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match="a part of a frozen spec cannot be changed"):
+            change(compute.slow)
+    assert compute.slow == {1: 2.0}
+    assert repr(compute) == "Compute(seconds=0.01, jitter=0.0, slow={1: 2.0}, is_measured=False)"
+
+
+def test_a_compute_travels_and_is_copied():
+    compute = fs.Compute(slow={1: 2.0})
+    by_pickle = cloudpickle.loads(cloudpickle.dumps(compute))
+    for same in (
+        by_pickle,
+        copy.copy(compute),
+        copy.deepcopy(compute),
+        pickle.loads(pickle.dumps(compute)),
+    ):
+        assert same == compute
+        assert type(same.slow) is type(compute.slow)

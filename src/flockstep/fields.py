@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -21,17 +22,29 @@ TYPE_NAMES = {
     str: "a text",
 }
 
+LONGEST_SHOWN = 300  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value as messages have it: the middle of a long one is left out."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than some thousand digits
+        return "one of too many digits"
+    half = LONGEST_SHOWN // 2
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:half]}…{text[-half:]}"
+
 
 def require(holds: bool, field: str, rule: str, value: object) -> None:
     """Raise `'field' must rule (got value)` unless the rule holds."""
     if not holds:
-        raise InvalidField(f"{field!r} must {rule} (got {value!r})")
+        raise InvalidField(f"{field!r} must {rule} (got {shown(value)})")
 
 
 def require_integer(field: str, value: object, minimum: int) -> None:
     """A whole number of at least `minimum`; True and 2.0 are not whole numbers here."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidField(f"{field!r} must be a whole number (got {value!r})")
+        raise InvalidField(f"{field!r} must be a whole number (got {shown(value)})")
     require(value >= minimum, field, f"be at least {minimum}", value)
 
 
@@ -47,7 +60,9 @@ def require_number(
 ) -> None:
     """A number within these bounds; True is no number here, and NaN is within none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidField(f"{field!r} must be a number (got {value!r})")
+        raise InvalidField(f"{field!r} must be a number (got {shown(value)})")
+    is_too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    require(not is_too_large, field, "be a number that fits into a float", value)
 
     bounds = [
         (value > above, above, f"above {above:g}"),
@@ -113,10 +128,8 @@ def fitted(field: str, value: Any, hint: Any) -> Any:
     if int in kinds and is_number and isinstance(value, int):
         return int(value)
     if float in kinds and is_number:
-        try:
-            return float(value)
-        except OverflowError:
-            raise InvalidField(f"{field!r} must be a number that fits into a float") from None
+        require_number(field, value)
+        return float(value)
     if str in kinds and isinstance(value, str):
         return str(value)
 
@@ -126,9 +139,10 @@ def fitted(field: str, value: Any, hint: Any) -> Any:
             return value
         if origin is tuple and isinstance(value, tuple | list):
             return _fitted_tuple(field, tuple(value), kind)
-        if origin is list and isinstance(value, tuple | list):
-            return [fitted(field, item, *typing.get_args(kind)) for item in value]
-        if _is_mapping(origin) and isinstance(value, Mapping):
+        if list in (origin, kind) and isinstance(value, tuple | list):
+            (item_hint,) = typing.get_args(kind) or (Any,)
+            return [fitted(field, item, item_hint) for item in value]
+        if is_mapping(origin) and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(kind)
             return {
                 fitted(field, key, key_hint): fitted(field, item, value_hint)
@@ -139,7 +153,7 @@ def fitted(field: str, value: Any, hint: Any) -> Any:
         if is_class and isinstance(value, origin or kind):
             return value
 
-    raise InvalidField(f"{field!r} must be {type_names(hint)} (got {value!r})")
+    raise InvalidField(f"{field!r} must be {type_names(hint)} (got {shown(value)})")
 
 
 def _fitted_tuple(field: str, value: tuple[Any, ...], hint: Any) -> tuple[Any, ...]:
@@ -166,10 +180,10 @@ def _type_name(kind: Any) -> str:
         return " or ".join(map(repr, typing.get_args(kind)))
     if origin in (tuple, list):
         return "numbers such as 0.5,0.75"
-    if _is_mapping(origin):
+    if is_mapping(origin):
         return "a mapping such as {3: 2.0}"
     return getattr(kind, "__name__", str(kind))
 
 
-def _is_mapping(origin: Any) -> bool:
+def is_mapping(origin: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)

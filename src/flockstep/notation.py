@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import keyword
 import math
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,7 @@ from flockstep.backends import Compute
 from flockstep.codecs import Codec, find_codec
 from flockstep.data import Assignment, BatchGrowth, Sampling, find_assignment
 from flockstep.errors import InvalidField, SpecError, UnknownName, unknown_name
-from flockstep.fields import fitted, kinds_of, require, type_names
+from flockstep.fields import fitted, is_mapping, kinds_of, require, shown, type_names
 from flockstep.network import PRESETS, Link, Network
 from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimizer
 from flockstep.schedules import Product, Schedule, find_schedule
@@ -157,7 +159,7 @@ def _form_of_class(spec_class: Any) -> Form:
         raise SpecError(f"{name} cannot be written or read: its class is no dataclass")
     make: Callable[..., Any] = spec_class  # type: ignore[assignment]
     fields = [each for each in dataclasses.fields(spec_class) if each.init]
-    hints = _hints_of_fields(spec_class)
+    hints = _hints_of_fields(make)
     return Form(
         name,
         {each.name: hints.get(each.name, Any) for each in fields},
@@ -166,7 +168,8 @@ def _form_of_class(spec_class: Any) -> Form:
     )
 
 
-def _hints_of_fields(spec_class: Any) -> dict[str, Any]:
+@functools.cache  # a study asks for the id of thousands of specs
+def _hints_of_fields(spec_class: Any) -> Mapping[str, Any]:
     """The types of a class's fields. A class of another package may import some of them for type
     checkers alone: those are left out.
     """
@@ -198,6 +201,17 @@ def _kind_in(hint: Any) -> type | None:
     return next((kind for kind in KINDS if kind in taken), None)
 
 
+def _kind_named(name: str) -> type | None:
+    """What kind of spec has that name, if any: for fields that do not say what they take."""
+    for kind, known in KINDS.items():
+        if name in known.named:
+            return kind
+        with suppress(UnknownName, InvalidField):
+            known.find(name)
+            return kind
+    return None
+
+
 # ---- Printing
 
 
@@ -213,19 +227,20 @@ def written(value: Any, hint: Any = Any) -> str:
     if isinstance(value, int | float):
         return _written_number(value, kinds_of(hint))
     if isinstance(value, str):
-        return _written_text(value)
+        is_spec_too = Any in kinds_of(hint) and _kind_named(value) is not None
+        return repr(str(value)) if is_spec_too else _written_text(value)
     if isinstance(value, tuple | list):
         hints = _hints_of_items(hint, len(value))
         items = [_written_inside(*each) for each in zip(value, hints, strict=True)]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if isinstance(value, Mapping):
-        key_hint, value_hint = typing.get_args(hint) or (Any, Any)
+        key_hint, value_hint = _hints_of_pairs(hint)
         pairs = [
             f"{_written_inside(key, key_hint)}: {_written_inside(value[key], value_hint)}"
             for key in sorted(value)
         ]
         return f"{{{', '.join(pairs)}}}"
-    raise SpecError(f"a {type(value).__name__} cannot be written as text (got {value!r})")
+    raise SpecError(f"a {type(value).__name__} cannot be written as text (got {shown(value)})")
 
 
 def _written_inside(value: Any, hint: Any) -> str:
@@ -257,6 +272,12 @@ def _hints_of_items(hint: Any, count: int) -> Sequence[Any]:
     return [Any] * count
 
 
+def _hints_of_pairs(hint: Any) -> Sequence[Any]:
+    """The types of the keys and the values of a mapping."""
+    mappings = [kind for kind in kinds_of(hint) if is_mapping(typing.get_origin(kind))]
+    return typing.get_args(mappings[0]) if mappings else (Any, Any)
+
+
 def _written_spec(value: Any, kind: type, is_inside: bool) -> str:
     if isinstance(value, Product):
         left, right = written(value.left), written(value.right)
@@ -280,7 +301,24 @@ def _written_spec(value: Any, kind: type, is_inside: bool) -> str:
         default = form.defaults[field]
         if default is NEEDED or text != _written_inside(default, form.hints[field]):
             given.append(f"{field}={text}")
-    return f"{form.name}({', '.join(given)})" if given else form.name
+    text = f"{form.name}({', '.join(given)})" if given else form.name
+    if not type(value).__module__.startswith("flockstep."):
+        _require_readable(value, kind, text)
+    return text
+
+
+def _require_readable(value: Any, kind: type, text: str) -> None:
+    """Refuse what does not come back: fields of a class elsewhere may be of any type."""
+    try:
+        again = read(kind, text)
+        is_same = again == value or repr(again) == repr(value)  # NaN is not equal to itself
+    except Exception as error:
+        # Whatever that class raises, the text is of no use.
+        raise SpecError(f"{shown(value)} cannot be written as text: {error}") from error
+    if not is_same:
+        raise SpecError(
+            f"{shown(value)} cannot be written as text: it would be read as {shown(again)}"
+        )
 
 
 def _written_class(value: Any, kind: type) -> type:
@@ -314,8 +352,8 @@ def read(kind: type, text: str, field: str = "") -> Any:
     field = field or kind.__name__.lower()
     try:
         return _read(field, text, kind)
-    except _NotASpec:
-        raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {text!r})") from None
+    except (_NotASpec, RecursionError):
+        raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {shown(text)})") from None
 
 
 def as_spec(field: str, value: Any, hint: Any) -> Any:
@@ -344,9 +382,9 @@ def read_value(field: str, text: str, hint: Any) -> Any:
         return _unquoted(text)
     try:
         return _value(field, _parsed(text), hint)
-    except _NotASpec:
+    except (_NotASpec, RecursionError):
         rule = f"be {type_names(hint)}" if kind is None else KINDS[kind].text_rule
-        raise InvalidField(f"{field!r} must {rule} (got {text!r})") from None
+        raise InvalidField(f"{field!r} must {rule} (got {shown(text)})") from None
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, str]:
@@ -355,7 +393,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, str]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise InvalidField(f"'--set' must be FIELD=VALUE (got {setting!r})")
+            raise InvalidField(f"'--set' must be FIELD=VALUE (got {shown(setting)})")
         values[key] = text
     return values
 
@@ -368,8 +406,8 @@ def read_with_settings(kind: type, text: str, settings: Mapping[str, str], field
         name, nodes = _call(field, text, _parsed(text), kind)
         form = _form(kind, name)
         values = {key: _value(key, node, form.hints[key]) for key, node in nodes.items()}
-    except _NotASpec:
-        raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {text!r})") from None
+    except (_NotASpec, RecursionError):
+        raise InvalidField(f"{field!r} must {KINDS[kind].text_rule} (got {shown(text)})") from None
 
     for key, setting in settings.items():
         if key not in form.hints:
@@ -425,7 +463,7 @@ def _call(field: str, whole: str, node: ast.expr, kind: type) -> tuple[str, dict
     values = call.args if call else []
     if len(values) > len(known):
         raise InvalidField(
-            f"{field!r} must give {name} at most {len(known)} values (got {whole!r})"
+            f"{field!r} must give {name} at most {len(known)} values (got {shown(whole)})"
         )
     nodes = dict(zip(known, values, strict=False))
     for each in call.keywords if call else []:
@@ -452,6 +490,8 @@ def _value(field: str, node: ast.expr, hint: Any) -> Any:
     takes_none = types.NoneType in kinds or Any in kinds
     if takes_none and isinstance(node, ast.Name) and node.id.lower() == "none":
         return None
+    if kind is None and Any in kinds:
+        kind = _kind_of_node(node)
     if kind is not None and not _is_number(node):
         return _spec(field, ast.unparse(node), node, kind)
 
@@ -459,6 +499,14 @@ def _value(field: str, node: ast.expr, hint: Any) -> Any:
     if takes_tuple and _is_number(node):
         node = ast.Tuple([node])  # `at=0.5` for `at=(0.5,)`
     return fitted(field, _plain(field, node, hint), hint)
+
+
+def _kind_of_node(node: ast.expr) -> type | None:
+    """What kind of spec an expression is, where the field does not say; None for plain ones."""
+    if isinstance(node, ast.BinOp):
+        return Schedule
+    named = node.func if isinstance(node, ast.Call) else node
+    return _kind_named(named.id) if isinstance(named, ast.Name) else None
 
 
 def _plain(field: str, node: ast.expr, hint: Any) -> Any:
@@ -476,7 +524,7 @@ def _plain(field: str, node: ast.expr, hint: Any) -> Any:
         hints = _hints_of_items(hint, len(node.elts))
         return tuple(_value(field, *each) for each in zip(node.elts, hints, strict=True))
     if isinstance(node, ast.Dict):
-        key_hint, value_hint = typing.get_args(hint) or (Any, Any)
+        key_hint, value_hint = _hints_of_pairs(hint)
         keys = [_value(field, key, key_hint) for key in node.keys if key is not None]
         values = [_value(field, value, value_hint) for value in node.values]
         if len(set(keys)) == len(values):  # nothing twice, and nothing like {**others}

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from flockstep.backends import ON_FAILURE, Backend, Compute, Simulator
 from flockstep.data import Assignment, BatchGrowth, Disjoint, Sampling
+from flockstep.device import DEVICES
 from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName
 from flockstep.fields import fitted, require, require_choice, require_integer, require_number
 from flockstep.intervals import Interval
@@ -35,7 +36,6 @@ VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
 MEASURES = ("replicas", "spread", "staleness", "time")
-DEVICES = ("cpu", "cuda", "auto")
 
 
 @dataclass(frozen=True)

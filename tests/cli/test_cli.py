@@ -154,7 +154,7 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
         for strategy in (each.name for each in DEMO_STRATEGIES)
     ]
     table = flockstep("demo", "--epochs", "1").stdout
-    assert "LocalSGD(period=8)" in table
+    assert "local_sgd(period=8)" in table
     heading = next(line for line in table.splitlines() if "strategy" in line)
     assert heading.split() == [
         "workers",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.support.specs import run_specs
+from hypothesis import strategies as st
+from tests.support.specs import EVERY_CLASS, PLACES, run_specs, specs_of
 
 import flockstep as fs
 from flockstep.notation import written
+from flockstep.result import require_result_folder
 
 
 def arguments(spec: fs.RunSpec) -> list[str]:
@@ -24,13 +27,28 @@ def arguments(spec: fs.RunSpec) -> list[str]:
     return ["run", spec.task, written(spec.strategy), *flags]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(spec=run_specs())
-def test_every_spec_can_be_said_on_the_command_line(flockstep, spec):
+LAW = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def is_said(flockstep, spec: fs.RunSpec) -> None:
     done = flockstep(*arguments(spec), "--print-spec")
     assert done.returncode == 0, done.stderr
     assert done.stdout == spec.to_toml()
     assert fs.RunSpec.from_toml(done.stdout) == spec
+
+
+@LAW
+@given(spec=run_specs())
+def test_every_spec_can_be_said_on_the_command_line(flockstep, spec):
+    is_said(flockstep, spec)
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY_CLASS, ids=lambda each: str(each))
+@settings(LAW, max_examples=5)
+@given(data=st.data())
+def test_any_spec_of_every_class_can_be_said_on_the_command_line(flockstep, kind, name, data):
+    fields = {"strategy": "sync_sgd", **PLACES[kind](data.draw(specs_of(kind, name)))}
+    is_said(flockstep, fs.RunSpec("digits-mlp", **fields))
 
 
 def test_a_spec_prints_as_json_too(flockstep):
@@ -160,7 +178,14 @@ def test_what_shows_only_when_a_file_is_run_names_the_file_too(refused, tmp_path
     [
         (["nosync(1+1)"], "'strategy' must be a strategy such as"),
         (["sync_sgd(codec=[1])"], "'strategy' must be a strategy such as"),
-        (["sync_sgd", "--lr", "9" * 400], "'--lr' must be a number that fits into a float"),
+        (
+            ["sync_sgd", "--lr", "9" * 400],
+            f"'--lr' must be a number that fits into a float (got {'9' * 150}…{'9' * 150})",
+        ),
+        (
+            ["sync_sgd", "--seed", "0x" + "f" * 4000],
+            "'seed' must be below 2**63 (got one of too many digits)",
+        ),
         (["sync_sgd", "--look-every", "5e-324 s"], "'look_every' must be an interval such as"),
         (["sync_sgd", "--compute", "compute(seconds=-1)"], "'seconds' of compute must be at least"),
         (["sync_sgd", "--compute", "compute(slow={1: 2, 1: 3})"], "'--compute' must be measured"),
@@ -173,3 +198,23 @@ def test_odd_calls_are_one_clear_line(refused, call, message):
 @pytest.mark.parametrize("task", [":x", ".a:x", "a b:x", "a:"])
 def test_a_task_that_no_module_can_have_is_one_clear_line(refused, task):
     refused(["run", task, "sync_sgd"], "'task' must be a name, or package.module:task (got ")
+
+
+def test_a_folder_that_takes_no_result_is_refused_before_the_run(refused, monkeypatch, tmp_path):
+    module = sys.modules["flockstep.cli.run"]  # whose name is that of the command, too
+    monkeypatch.setattr(module, "train", lambda *_, **__: pytest.fail("it was run"))
+    (tmp_path / "file").write_text("")
+    for out, reason in (
+        ("/dev/null/x", "Not a directory"),
+        (tmp_path / "file", "File exists"),
+        (tmp_path / "new" / ("x" * 300), "File name too long"),
+    ):
+        message = f"'out' must be a folder that takes files (got '{out}': {reason})"
+        refused(["run", "digits-mlp", "sync_sgd", "--out", str(out)], message)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_asking_for_a_folder_leaves_it_as_it_was(tmp_path):
+    for folder in (tmp_path, tmp_path / "a" / "b"):
+        require_result_folder(folder)
+        assert not list(tmp_path.iterdir())

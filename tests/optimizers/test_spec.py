@@ -137,3 +137,14 @@ def test_decay_is_for_matrices_alone():
 def test_the_fields_of_every_optimizer_are_known():
     assert all("params" not in fields_of(name) for name in OPTIMIZERS)
     assert list(fields_of("lars"))[:2] == ["lr", "momentum"]
+
+
+def test_a_tensor_as_rate_is_its_number_which_no_schedule_changes():
+    rate, betas = torch.tensor(0.5), (torch.tensor(0.25), torch.tensor(0.75))
+    spec = fs.OptimizerSpec("adam", lr=rate, betas=betas)
+    made = spec(parameters())
+    rate.fill_(9.0)
+    fs.Warmup(epochs=1).apply(made, fs.Progress(step=0, total_steps=10, epoch=0.0))
+    assert made.param_groups[0]["lr"] == 0.0
+    assert spec == fs.OptimizerSpec("adam", lr=0.5, betas=(0.25, 0.75))
+    assert spec(parameters()).param_groups[0]["lr"] == 0.5

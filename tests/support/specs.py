@@ -161,3 +161,21 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
 
 
 __all__ = ["EVERY_CLASS", "PRESETS", "REGISTERED", "any_of", "run_specs", "schedules", "specs_of"]
+
+
+# The fields of a run that a spec of each kind goes into.
+PLACES = {
+    fs.Codec: lambda codec: {"strategy": fs.SyncSGD(codec=codec)},
+    fs.Strategy: lambda strategy: {"strategy": strategy},
+    fs.Assignment: lambda assignment: {"assignment": assignment},
+    fs.Sampling: lambda sampling: {"sampling": sampling},
+    fs.Schedule: lambda schedule: {"schedule": schedule},
+    fs.BatchGrowth: lambda growth: {"batch_size": growth},
+    fs.Network: lambda network: {"network": network},
+    fs.Link: lambda link: {"network": fs.Network(1, 1, inside=link, household_size=2)},
+    fs.Compute: lambda compute: {"compute": compute},
+    fs.OptimizerSpec: lambda optimizer: {
+        "optimizer": optimizer,
+        "lr": 0.1 if optimizer.name != "two_stage" and not optimizer.gives_lr else None,
+    },
+}

@@ -1,4 +1,4 @@
-"""The command line, one file a command. Flags derive from the dataclasses."""
+"""The command line, one file per command. Flags derive from the dataclasses."""
 
 from __future__ import annotations
 

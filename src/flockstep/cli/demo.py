@@ -15,6 +15,7 @@ from rich.table import Table
 
 from flockstep.backends import Backend, Compute, LocalProcesses, Simulator
 from flockstep.network import Network
+from flockstep.notation import written
 from flockstep.result import Result
 from flockstep.strategies import (
     ADPSGD,
@@ -28,7 +29,6 @@ from flockstep.strategies import (
     NoSync,
     Strategy,
     SyncSGD,
-    described,
 )
 from flockstep.training import run as train
 
@@ -50,7 +50,7 @@ STRATEGIES: tuple[Strategy[Any], ...] = (
 
 
 def compare(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
-    """Train, show progress on stderr, print a table (or a JSON object a run) on stdout."""
+    """Train, show progress on stderr, print a table (or a JSON object per run) on stdout."""
     results: list[tuple[str, int, Strategy[Any], Result]] = []
     with (
         Progress(console=Console(stderr=True), transient=True) as progress,
@@ -91,7 +91,7 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
         previous = place
         table.add_row(
             f"{count} {place}",
-            described(strategy),
+            written(strategy),
             f"{metrics['test_accuracy']:.1%}",
             f"{metrics['seconds']:.3f}",
             f"{metrics['bytes_sent'] / 1e6:.2f}",
@@ -117,7 +117,7 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object a run on stdout and nothing else there.",
+    help="Print one JSON object per run on stdout and nothing else there.",
 )
 def demo(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
     """Train handwritten digits with a strategy of each kind, simulated and for real, and compare.

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flockstep.data import ORDERS, SHUFFLES, Sampling
+from flockstep.device import DEVICES
 from flockstep.errors import InvalidField, UnknownName, WorkerError
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings, written
-from flockstep.result import Result
-from flockstep.spec import DEVICES, MEASURES, RunSpec, load_table, overridden
+from flockstep.result import Result, require_result_folder
+from flockstep.spec import MEASURES, RunSpec, load_table, overridden
 from flockstep.strategies import Strategy
 from flockstep.training import run as train
 
@@ -112,13 +113,16 @@ def run(
         click.echo(spec.to_json() if as_json else spec.to_toml(), nl=as_json)
         return
 
+    is_lead = make_backend(spec.backend).is_lead
+    if out and is_lead:
+        require_result_folder(out)  # before the run, whose result would be lost
     try:
         result = train(spec, trace=trace)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
         if not _is_file(task) or isinstance(error, WorkerError):
             raise
         raise type(error)(f"{task}: {error}") from error
-    if not make_backend(spec.backend).is_lead:
+    if not is_lead:
         return
     if out:
         result.save(out)

@@ -1,6 +1,4 @@
-"""Links and what it costs to move tensors over them. Pure arithmetic: imports nothing else of
-Flockstep.
-"""
+"""Links and what it costs to move tensors over them: pure arithmetic."""
 
 from flockstep.network import costs
 from flockstep.network.links import PRESETS, Link, Network

@@ -11,6 +11,7 @@ from dataclasses import field as dataclass_field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from flockstep.errors import InvalidField, unknown_name
@@ -182,4 +183,14 @@ def _checked(name: str, field: str, value: Any, hint: Any) -> Any:
     value = fitted(field, value, hint)
     if field == "lr":
         require_rate("lr", value)
-    return value
+    return _without_tensors(value)
+
+
+def _without_tensors(value: Any) -> Any:
+    """Numbers in place of tensors of one. All workers would share such a tensor, and a schedule
+    that fills it would change the spec.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(_without_tensors, value))
+    is_one = isinstance(value, Tensor) and value.numel() == 1
+    return float(value) if is_one else value

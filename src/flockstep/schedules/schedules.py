@@ -15,6 +15,8 @@ from flockstep.errors import unknown_name
 from flockstep.fields import require, require_marks, require_number
 from flockstep.schedules.progress import Progress
 
+MOST_FACTORS = 100  # of a product
+
 
 class Schedule(ABC):
     """Base class. A schedule is a frozen dataclass that says what the base rate is multiplied with
@@ -76,9 +78,18 @@ class Product(Schedule):
         for field in ("left", "right"):
             value = getattr(self, field)
             require(isinstance(value, Schedule), field, "be a schedule such as fs.Cosine()", value)
+        # Whatever is done with a product goes down to its factors, one call within the other.
+        rule = f"be a product of at most {MOST_FACTORS} factors"
+        require(_factors(self) <= MOST_FACTORS, "schedule", rule, _factors(self))
 
     def factor(self, progress: Progress) -> float:
         return self.left.factor(progress) * self.right.factor(progress)
+
+
+def _factors(schedule: Schedule) -> int:
+    if isinstance(schedule, Product):
+        return _factors(schedule.left) + _factors(schedule.right)
+    return 1
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.errors import worker_error
-from flockstep.fields import require_integer
+from flockstep.fields import require, require_integer
 from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1
@@ -26,7 +26,10 @@ PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as 
 
 @dataclass(frozen=True)
 class Simulator(Backend):
-    """Workers in virtual time. `lanes` of them compute side by side (None: one for each core)."""
+    """Workers in virtual time. `lanes` of them compute side by side (None: one for each core).
+
+    `network` may be the name of a preset.
+    """
 
     is_virtual: ClassVar[bool] = True
 
@@ -35,6 +38,12 @@ class Simulator(Backend):
     lanes: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.network, str):
+            object.__setattr__(self, "network", Network.preset(self.network))
+        rule = "be one such as fs.Network.preset('wan-100m')"
+        require(isinstance(self.network, Network), "network", rule, self.network)
+        rule = "be one such as fs.Compute(seconds=0.02)"
+        require(isinstance(self.compute, Compute), "compute", rule, self.compute)
         if self.lanes is not None:
             require_integer("lanes", self.lanes, 1)
 

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from flockstep.fields import require, require_integer, require_number
 from flockstep.randomness import Purpose, numpy_stream
+
+
+class FrozenDict(dict[int, float]):
+    """A dict that stays as it was made. A read-only view (`types.MappingProxyType`) would not do:
+    it cannot be pickled, and specs travel to workers.
+    """
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a part of a frozen spec cannot be changed")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[int, float]]]:
+        return FrozenDict, (dict(self),)  # as a whole: items cannot be put in one by one
 
 
 @dataclass(frozen=True)
@@ -36,8 +53,8 @@ class Compute:
         for rank, factor in self.slow.items():
             require_integer("slow", rank, 0)
             is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-            require(is_number and 0 < factor < math.inf, "slow", rule, self.slow)
-        object.__setattr__(self, "slow", dict(self.slow))  # whoever gave it may change theirs
+            require(is_number and 0 < factor <= sys.float_info.max, "slow", rule, self.slow)
+        object.__setattr__(self, "slow", FrozenDict(self.slow))  # which nobody can change
 
     @classmethod
     def measured(cls) -> Compute:
