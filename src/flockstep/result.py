@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flockstep.backends import Backend
-from flockstep.errors import FlockstepError, ResultError, SpecError
+from flockstep.errors import FlockstepError, InvalidField, ResultError, SpecError
 from flockstep.spec import BUDGETS, RunSpec
 from flockstep.tasks import TASKS, Task, find_task
 
@@ -86,7 +88,8 @@ class Result:
     `metrics` has test_accuracy, test_loss, train_loss (mean of the last epoch), seconds (virtual or
     wall-clock, up to the end of finish), wall_seconds (starting the workers included), bytes_sent
     (all workers), exchanges and steps (of the worker with most), samples (all workers), workers
-    (that started) and lost (how many of them).
+    (that started) and lost (how many of them). A run that ends within an epoch has the train_loss
+    of its last steps, as many as the epoch before had. An epoch of a stream is one pass over it.
 
     `lost` has a dict for each worker that was lost: rank, step (its last one), seconds (when it was
     missed) and exit_code. Of those no replica is left, and all figures are of the others alone.
@@ -160,6 +163,24 @@ class Result:
         return folder
 
 
+def require_result_folder(folder: Path) -> None:
+    """Complain of a folder in which a result cannot be saved. What was not there is not left."""
+    made: list[Path] = []
+    try:
+        made += [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidField(
+            f"'out' must be a folder that takes files (got {str(folder)!r}: {error.strerror})"
+        ) from error
+    finally:
+        for each in made:  # the innermost first
+            with suppress(OSError):
+                each.rmdir()
+
+
 def load_result(folder: str | Path, task: Task | None = None) -> Result:
     """Read what `Result.save` wrote.
 
@@ -214,10 +235,16 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         **{name: value for name, value in budgets.items() if value is not None},
         "batch_size": _plain(whole.batch_size),
         "optimizer": repr(whole.optimizer or task.optimizer),
+        "lr": whole.lr,  # None where the optimizer above says it
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
         "schedule": repr(whole.schedule),
+        "target": spec.target,
+        "look_every": str(spec.look_every),
+        "measure": list(spec.measure),
         "seed": spec.seed,
+        "on_failure": spec.on_failure,
+        "device": spec.device,
         "versions": versions(),
     }
     try:

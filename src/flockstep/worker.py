@@ -19,7 +19,8 @@ from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
 
 LOSS_MEMORY = 0.9
-COUNTERS = ("steps", "total_steps", "epoch", "samples", "loss", "smooth_loss", "accuracy")
+OF_THE_COURSE = ("epoch", "samples")
+COUNTERS = ("steps", "total_steps", "loss", "smooth_loss", "accuracy", *OF_THE_COURSE)
 
 
 class Worker:
@@ -115,7 +116,7 @@ class Worker:
         an IterableDataset each worker takes every M-th sample. `batch_size` is a number, or
         `fs.BatchGrowth`. With `steps` the loop ends after so many batches, if it has not ended
         before. With `resume_at` steps taken by an earlier run, the loop goes on with the very next
-        batch, and the worker counts as if it had taken them.
+        batch, and the worker counts as if it had taken them: `steps` includes them.
         """
         require_integer("resume_at", resume_at, 0)
         if steps is not None:
@@ -135,6 +136,8 @@ class Worker:
         self.total_steps = None if ends_after is None else self.steps + ends_after
         first_pass = self.course.begin(plan, resume_at)
         self.steps += resume_at
+        if steps is not None and resume_at >= steps:
+            return
         for batch in plan.batches(resume_at, first_pass):
             self.course.take(batch)
             yield batch.data
@@ -220,8 +223,9 @@ class StandIn(Worker):
         self.schedule = like.schedule
         self.flat = like.flat.copy_with(state)
         self.course = Course()
-        self.course.epoch, self.course.samples = counters["epoch"], counters["samples"]
-        for name in ("steps", "total_steps", "loss", "smooth_loss", "accuracy"):
+        for name in OF_THE_COURSE:
+            setattr(self.course, name, counters[name])
+        for name in counters.keys() - set(OF_THE_COURSE):
             setattr(self, name, counters[name])
         self._like = like
 

@@ -172,12 +172,14 @@ def test_a_trace_has_all_time_and_all_bytes(launch):
         assert meter.trace is None
         meter.trace = Trace(10_000)
         shared = comm.shared("s", tensor)
+        at_rank_2 = comm.shared("h", tensor, home=2)
         for _ in range(3):
             comm.elapse(0.01)
             comm.all_reduce(tensor)
             comm.exchange(tensor, comm.rank ^ 1)
             with shared.lock():
                 shared.add(tensor)
+            at_rank_2.read()
         if comm.rank == 0:
             comm.send(tensor, 1)
         elif comm.rank == 1:
@@ -201,6 +203,9 @@ def test_a_trace_has_all_time_and_all_bytes(launch):
         assert {"computing", "all_reduce", "exchange", "add s"} <= set(names)
         exchanges = rows[(rows[:, 1] == names.index("exchange"))]
         assert set(exchanges[:, 5].tolist()) == {float(rank ^ 1)}
+        if rank != 2:  # which has it for nothing
+            reads = rows[(rows[:, 1] == names.index("read h"))]
+            assert set(reads[:, 5].tolist()) == {2.0}
 
 
 def test_what_is_done_off_the_clock_takes_no_time_of_the_run(local):

@@ -365,6 +365,18 @@ def test_a_loop_that_is_left_early_goes_on_with_the_next_pass():
     assert again not in shown[:4]
 
 
+@pytest.mark.parametrize(("resume_at", "left"), [(0, 5), (3, 2), (5, 0), (8, 0)])
+def test_the_steps_of_a_loop_include_those_of_the_run_before(resume_at, left):
+    def program(comm):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        worker = fs.Worker(comm, model, optimizer, fs.Independent())
+        batches = worker.batches((X[:, None],), 2, epochs=4, steps=5, resume_at=resume_at)
+        return len(list(batches))
+
+    assert fs.launch(program, 2) == [left, left]
+
+
 def test_a_resumed_worker_counts_what_was_done_before():
     def program(comm, resume_at=0):
         model = torch.nn.Linear(1, 1)

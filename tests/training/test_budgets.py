@@ -175,6 +175,15 @@ def test_schedules_go_by_budgets_of_which_the_first_steps_use_nothing(strategy):
     assert result.metrics["bytes_sent"] >= 30 * 6 * BYTES
 
 
+def test_the_steps_of_a_run_that_reached_its_target_are_those_of_the_worker_with_most():
+    compute = fs.Compute(0.01, slow={0: 4.0})
+    fields = {"look_every": "0.1 seconds", "network": "ideal", "compute": compute, "seed": 1}
+    result = short(fs.EAWild(2), 4, epochs=6, target=0.6, **fields)
+    steps = round(result.metrics["seconds"] / 0.01)
+    assert result.metrics["steps"] == steps
+    assert result.metrics["steps_to_target"] == (3 * steps + steps // 4) // 4  # the mean
+
+
 def test_a_target_that_is_not_reached_is_none_of_it():
     result = short(fs.SyncSGD(), 2, steps=5, target=0.999)
     names = ("seconds_to_target", "steps_to_target", "bytes_to_target")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +15,7 @@ from tests.strategies.table import TABLE
 
 import flockstep as fs
 from flockstep.tasks import TASKS
-from flockstep.training import board
+from flockstep.training import board, observer
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=str)
 FLOATS = 64 * 128 + 128 + 128 * 10 + 10  # of the model of digits-mlp
@@ -78,6 +80,32 @@ def test_the_bytes_of_a_look_are_those_of_all_workers_at_that_time():
     assert first.bytes_sent == (10 + 5) * 2 * 4 * FLOATS
 
 
+def calls_of(path, workers):
+    """When each call was made that sent something, and how much, as the trace tells it."""
+    events = [each for each in json.loads(path.read_text())["traceEvents"] if each["ph"] == "X"]
+    calls = []
+    for rank in range(workers):
+        own = [each for each in events if each["tid"] == rank]
+        for before, each in zip([{}, *own], own, strict=False):
+            if each["cat"] == "sending":
+                has_waited = before.get("cat") == "waiting" and before["name"] == each["name"]
+                asked = before["ts"] if has_waited else each["ts"]
+                calls.append((asked / 1e6, each["args"]["bytes"]))
+    return calls
+
+
+@pytest.mark.parametrize("strategy", [fs.AsyncSGD(), fs.EASGD(2), fs.EAWild(2)], ids=str)
+def test_a_look_has_the_bytes_of_the_calls_that_were_made_until_then(strategy, tmp_path):
+    path = tmp_path / "trace.json"
+    fields = {"steps": 12, "look_every": "0.05 seconds", "network": "wan-100m"}
+    looks = short(strategy, trace=path, **fields).history
+    calls = calls_of(path, workers=4)
+    assert len(looks) > 20
+    for look in looks[:-1]:
+        until = look.seconds + 1e-9
+        assert look.bytes_sent == sum(sent for asked, sent in calls if asked <= until)
+
+
 @pytest.mark.parametrize(("slow", "steps"), [(2.0, 5), (3.0, 3), (50.0, 0)])
 def test_a_look_at_a_time_has_the_steps_that_were_done_by_then(slow, steps):
     compute = fs.Compute(0.01, slow={1: slow})
@@ -96,6 +124,34 @@ def test_looks_come_at_multiples_of_their_interval():
         assert [look.step for look in seen][:-1] == [10, 20, 30, 40, 50]
 
 
+@pytest.mark.parametrize(
+    "strategy", [fs.EAWild(2), fs.Independent(), fs.EASGD(2), fs.GoSGD(0.5)], ids=str
+)
+@pytest.mark.parametrize("interval", ["0.5 seconds", "6 steps"])
+def test_the_training_loss_of_a_look_is_of_the_steps_since_the_look_before(
+    strategy, interval, monkeypatch
+):
+    """The fast worker ends long before the slow one, and is still there at later looks."""
+    steps = {0: [], 1: []}  # when each worker has ended which, and its loss
+    after_step = observer.Observer.after_step
+
+    def spy(self):
+        steps[self.worker.comm.rank].append((self.worker.comm.now(), self.worker.loss))
+        return after_step(self)
+
+    monkeypatch.setattr(observer.Observer, "after_step", spy)
+    fields = {"network": "ideal", "compute": fs.Compute(0.01, slow={1: 20.0}), "steps": 20}
+    looks = short(strategy, 2, look_every=interval, **fields).history
+    before = 0.0
+    for look in looks:
+        until = look.seconds + 1e-9
+        losses = [[loss for t, loss in own if before < t <= until] for own in steps.values()]
+        means = [statistics.fmean(own) for own in losses if own]
+        assert look.train_loss == pytest.approx(statistics.fmean(means))
+        before = until
+    assert len(looks) >= 4
+
+
 def test_nothing_that_travels_is_lost_or_counted_twice_at_a_look(monkeypatch):
     """The weights of GoSGD, those in mailboxes included, are one in all."""
     sums = []
@@ -107,9 +163,10 @@ def test_nothing_that_travels_is_lost_or_counted_twice_at_a_look(monkeypatch):
 
     monkeypatch.setattr(board, "representative", spy)
     compute = fs.Compute(0.01, jitter=0.5, slow={2: 7.3})
-    for interval in ("3 steps", "0.013 seconds"):
-        short(fs.GoSGD(0.5), steps=60, look_every=interval, network="ideal", compute=compute)
-    assert len(sums) > 40
+    for network in ("ideal", "wan-100m"):
+        for interval in ("3 steps", "0.013 seconds"):
+            short(fs.GoSGD(0.5), steps=60, look_every=interval, network=network, compute=compute)
+    assert len(sums) > 80
     assert sums == pytest.approx([1.0] * len(sums))
 
 
@@ -211,6 +268,24 @@ def test_an_epoch_of_a_stream_is_an_epoch(strategy):
     task = dataclasses.replace(TASKS["digits-mlp"], train=Stream())
     history = fs.run(task, strategy, 2, epochs=3, batch_size=16).history
     assert [look.step for look in history] == [10, 20, 30]
+    assert all(look.train_loss is not None for look in history)
+
+
+def test_a_look_before_the_end_is_shown_though_the_mean_of_steps_is_the_same():
+    compute = fs.Compute(0.3, jitter=0.3)
+    fields = {"steps": None, "seconds": 1.0, "network": "ideal", "compute": compute, "seed": 4}
+    before, last = short(fs.EAWild(2), look_every="0.1 seconds", **fields).history[-2:]
+    assert before.step == last.step
+    assert before.samples < last.samples
+    assert before.seconds < last.seconds < before.seconds + 0.1
+
+
+def test_a_look_while_the_last_exchange_is_under_way_is_shown():
+    fields = {"steps": 4, "network": "wan-100m", "compute": fs.Compute(0.01)}
+    looks = short(fs.EAWild(4), 2, look_every="0.01 seconds", **fields).history[-3:]
+    assert [look.samples for look in looks] == [4 * 2 * 16] * 3
+    assert [look.seconds for look in looks[:2]] == [0.04, 0.11]  # all have asked, one has ended
+    assert looks[2].seconds > 0.2
 
 
 def test_the_training_loss_of_a_run_is_that_of_its_last_epoch_however_often_one_looks():
@@ -221,6 +296,38 @@ def test_the_training_loss_of_a_run_is_that_of_its_last_epoch_however_often_one_
         }
         assert len(losses) == 1
         assert None not in losses
+
+
+@pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.Independent()], ids=str)
+def test_the_last_epoch_of_batches_that_grow_is_as_long_as_it_is(strategy):
+    growth = fs.BatchGrowth(8, at=(0.5,), factor=10)
+    result = short(strategy, 2, steps=None, epochs=4, batch_size=growth, look_every="1 epoch")
+    steps = [look.step for look in result.history]
+    assert steps[3] - steps[2] < steps[1] - steps[0]
+    assert result.metrics["train_loss"] == pytest.approx(result.history[-1].train_loss)
+
+
+def test_the_last_epoch_of_a_stream_is_its_last_pass():
+    """Passes get longer, so what was kept of one is too little for the next."""
+
+    class Growing(torch.utils.data.IterableDataset):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([(torch.zeros(64), torch.tensor(1))] * (160 * self.passes))
+
+    task = dataclasses.replace(TASKS["digits-mlp"], train=Growing())
+    result = fs.run(task, fs.SyncSGD(), 1, epochs=3, batch_size=16)
+    assert [look.step for look in result.history] == [10, 30, 60]
+    assert result.metrics["train_loss"] == pytest.approx(result.history[-1].train_loss)
+
+
+def test_a_run_that_ends_within_an_epoch_has_the_loss_of_as_many_steps_as_one_has():
+    ended = short(fs.SyncSGD(), steps=30, look_every="7 steps")  # an epoch has 23
+    looks = ended.history[1:]
+    losses = [look.train_loss * steps for look, steps in zip(looks, (7, 7, 7, 2), strict=True)]
+    assert ended.metrics["train_loss"] == pytest.approx(sum(losses) / 23)
 
 
 @pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.LocalSGD(4)], ids=str)
@@ -284,6 +391,33 @@ def test_time_and_staleness_are_measured_on_request():
     stale = short(fs.AsyncSGD(), measure="staleness", compute=fs.Compute(0.01)).history[-1]
     assert 0 < stale.staleness_mean <= stale.staleness_max
     assert short(fs.SyncSGD(), measure="staleness").history[-1].staleness_mean is None
+
+
+def test_a_simulated_look_counts_the_waiting_of_who_has_ended():
+    fields = {"network": "ideal", "compute": fs.Compute(0.01, slow={1: 20.0}), "steps": 20}
+    looks = short(fs.Independent(), 2, look_every="0.5 seconds", measure="time", **fields).history
+    assert len(looks) == 8
+    for look in looks:  # the fast one ends after 0.2 seconds
+        assert look.waiting == pytest.approx([1 - 0.2 / look.seconds, 0.0])
+
+
+@pytest.mark.parametrize("strategy", [fs.EASGD(2), fs.AsyncSGD(), fs.GoSGD(0.5)], ids=str)
+@pytest.mark.parametrize("interval", ["0.03 seconds", "2 steps"])
+def test_shares_of_time_at_a_look_are_those_until_then(strategy, interval, tmp_path):
+    path = tmp_path / "trace.json"
+    fields = {"steps": 8, "network": "wan-100m", "look_every": interval, "measure": "time"}
+    looks = short(strategy, trace=path, **fields).history
+    events = [each for each in json.loads(path.read_text())["traceEvents"] if each["ph"] == "X"]
+
+    def share(kind, rank, until):
+        own = [each for each in events if (each["tid"], each["cat"]) == (rank, kind)]
+        return sum(max(0, min(each["dur"], until - each["ts"])) for each in own) / until
+
+    assert len(looks) >= 4
+    for look in looks[:-1]:
+        for kind in ("computing", "waiting", "sending"):
+            expected = [share(kind, rank, 1e6 * look.seconds) for rank in range(4)]
+            assert look[kind] == pytest.approx(expected, abs=1e-6)
 
 
 def test_looks_are_scored_on_validation_data_and_the_test_data_are_seen_once():

@@ -73,6 +73,25 @@ def test_a_result_comes_back_from_its_folder(result, tmp_path):
     assert fs.load_result(again).metrics == result.metrics
 
 
+def test_the_record_of_a_task_of_a_script_says_what_was_run(tmp_path):
+    def plain_sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.05)
+
+    own = dataclasses.replace(fs.task("digits-mlp"), name="mine", optimizer=plain_sgd)
+    fields = {
+        "lr": 0.5,
+        "target": 0.99,
+        "look_every": "2 steps",
+        "measure": "spread",
+        "on_failure": "continue",
+        "device": "auto",
+    }
+    result = fs.run(own, "sync_sgd", 2, steps=3, **fields)
+    assert result.config["spec"] is None
+    assert {name: result.config[name] for name in fields} == fields | {"measure": ["spread"]}
+    assert fs.load_result(result.save(tmp_path), own).config == result.config
+
+
 def test_a_copy_of_a_result_leaves_saving_to_the_process_that_leads(result, tmp_path):
     copy = dataclasses.replace(result, _is_copy=True)
     assert copy.save(tmp_path / "run") == tmp_path / "run"

@@ -32,7 +32,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -160,6 +160,8 @@ class Comm(ABC):
         with self.meter.call("shared"):
             shared = self._shared(name, like, home)
         shared.is_home = home == self.rank
+        if home is not None and not shared.is_home:
+            shared.peer = self._in_world(home)
         shared.counts_staleness = home is None and like.dtype.is_floating_point
         return shared
 
@@ -316,6 +318,7 @@ class SharedTensor(ABC):
     dtype: torch.dtype
     meter: Meter
     is_home = False  # whether it lives at this worker, which then has it for nothing
+    peer = -1  # the world's rank of the other worker at which it lives, if it does
     # Whether changes are updates of something that all work on: not where it belongs to one worker,
     # nor of a clock.
     counts_staleness = False
@@ -326,7 +329,7 @@ class SharedTensor(ABC):
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype)
         self._check(out)
-        with self.meter.call("read", of=self.name):
+        with self._timed("read"):
             self._count(out.nbytes)
             self._read(out.detach())
         return out
@@ -334,7 +337,7 @@ class SharedTensor(ABC):
     def write(self, tensor: Tensor) -> None:
         """Replace the value."""
         self._check(tensor)
-        with self.meter.call("write", of=self.name):
+        with self._timed("write"):
             self._count(tensor.nbytes)
             self._write(tensor.detach())
 
@@ -345,7 +348,7 @@ class SharedTensor(ABC):
         if not self.dtype.is_floating_point:
             require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
             scale = int(scale)
-        with self.meter.call("add", of=self.name):
+        with self._timed("add"):
             self._count(tensor.nbytes)
             self._add(tensor.detach(), scale)
 
@@ -358,7 +361,7 @@ class SharedTensor(ABC):
         require(
             self.dtype.is_floating_point, "dtype", "be a floating-point one to blend", self.dtype
         )
-        with self.meter.call("blend", of=self.name):
+        with self._timed("blend"):
             self._count(2 * tensor.nbytes)
             return self._blend(tensor.detach(), weight)
 
@@ -367,7 +370,7 @@ class SharedTensor(ABC):
         value has changed.
         """
         value = torch.empty(self.shape, dtype=self.dtype)
-        with self.meter.call("wait_until", of=self.name):
+        with self._timed("wait_until"):
             self._count(value.nbytes)
             self._wait_until(holds, value)
         return value
@@ -396,7 +399,7 @@ class SharedTensor(ABC):
         """Hold the lock inside a `with`. With `in_turn`, workers get it in rank order, round
         after round.
         """
-        with self.meter.call("lock", of=self.name):
+        with self._timed("lock"):
             self._lock(in_turn)
         try:
             yield
@@ -438,6 +441,9 @@ class SharedTensor(ABC):
     def _has_changed(self, changes: int) -> None:
         """Backends that count changes say here how many by others had landed before this one."""
         self.meter.count_staleness(max(0, changes - self._known))
+
+    def _timed(self, name: str) -> AbstractContextManager[None]:
+        return self.meter.call(name, self.peer, self.name)
 
     def _count(self, nbytes: int) -> None:
         if not self.is_home:

@@ -65,6 +65,26 @@ class Meter:
             self.bytes_sent += nbytes
             self.exchanges += 1
 
+    def before_call(self) -> tuple[int, int]:
+        """The bytes and exchanges that were counted before the call that is under way, if one is.
+
+        A call is counted when it is made, but has no effect before its turn comes.
+        """
+        call = self._call
+        if call.is_open:
+            return call.bytes_before, call.exchanges_before
+        return self.bytes_sent, self.exchanges
+
+    def seconds_until(self, seconds: float) -> tuple[float, float]:
+        """How long this worker had waited and sent at a moment that is not before its last call
+        but one. As in the trace, a call waits first, and then sends.
+        """
+        call, second = self._call, self.ticks_per_second
+        beyond = min(max(0, call.ended - seconds * second), call.took)
+        sending = min(beyond, call.took - call.waiting)
+        waiting = beyond - sending
+        return (self.ticks_waiting - waiting) / second, (self.ticks_sending - sending) / second
+
     def call(self, name: str, peer: int = -1, of: str = "") -> AbstractContextManager[None]:
         """A call to the others, inside a `with`: its time is counted. One inside another is part
         of it. `peer` is a rank of the world, `of` the name of a shared tensor.
@@ -119,7 +139,12 @@ class _Call:
         self.of = ""
         self.peer = -1
         self.bytes_before = 0
+        self.exchanges_before = 0
         self.began: float = 0
+        # Of the one before, until this one ends:
+        self.ended: float = 0
+        self.took: float = 0
+        self.waiting: float = 0
         self.waited: float = 0
         self.sent: float = 0
 
@@ -129,14 +154,17 @@ class _Call:
         self.waited = 0
         self.sent = 0
         self.bytes_before = meter.bytes_sent
+        self.exchanges_before = meter.exchanges
         self.began = meter.clock()
 
     def __exit__(self, *exception: object) -> None:
         meter = self.meter
         self.is_open = False
-        took = meter.clock() - self.began
+        self.ended = meter.clock()
+        self.took = took = self.ended - self.began
         # What travels in the background takes no time of the call that sent it off: not below zero.
         waiting = max(0, took - self.sent) if meter.is_virtual else min(self.waited, took)
+        self.waiting = waiting
         meter.ticks_waiting += waiting
         meter.ticks_sending += took - waiting
         if meter._trace is not None:

@@ -53,8 +53,8 @@ class Copy:
         )
 
 
-Take = Callable[[], Copy]
-"""Makes a copy of the calling worker."""
+Take = Callable[[float | None], Copy]
+"""Makes a copy of a worker that is at rest, for a look at a moment; None: of just now."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Board:
         self._shared: dict[int, SharedTensor] = {}
         self._pending: dict[int, Pending] = {}
         self._complete: list[Pending] = []
-        self._left: dict[int, Copy] = {}
+        self._left: dict[int, Take] = {}
         self._steps = [0] * workers
         self._clocks = [0.0] * workers
         self._bytes = [0] * workers
@@ -157,9 +157,16 @@ class Board:
         return sum(sent * step / steps for sent, steps in pairs if steps)
 
     def leave(self, rank: int, take: Take) -> None:
-        """A worker has taken its last step: it stays as it is for all looks to come."""
+        """A worker has taken its last step: it stays as it is for all looks to come, until the
+        others have taken theirs.
+
+        It is copied when a look asks for it, so that its last losses go to the next look alone, and
+        to that of the end if no other comes.
+        """
         self._put_all(rank, take)
-        self._left[rank] = take()
+        self._left[rank] = take
+        if len(self._left) == self._workers:
+            self._due = math.inf  # what is seen from here on is the final model
 
     def _is_step_of_a_look(self) -> bool:
         """Whether all workers together have taken as many steps as a look by steps or epochs
@@ -179,8 +186,8 @@ class Board:
         self._looks += 1
         shared = {identity: tensor.peek() for identity, tensor in self._shared.items()}
         self._pending[self._looks] = Pending(self._looks, seconds, shared)
-        for rank, last in self._left.items():
-            self._put(self._pending[self._looks], rank, lambda last=last: last)  # type: ignore[misc]
+        for rank, take in self._left.items():
+            self._put(self._pending[self._looks], rank, take)
 
     def _put_all(self, rank: int, take: Take) -> None:
         """Leave a copy for every look that waits for one of this worker."""
@@ -189,7 +196,7 @@ class Board:
             self._put(pending, rank, take)
 
     def _put(self, pending: Pending, rank: int, take: Take) -> None:
-        pending.copies[rank] = take()
+        pending.copies[rank] = take(pending.seconds)
         if len(pending.copies) == self._workers:
             self._complete.append(self._pending.pop(pending.number))
 

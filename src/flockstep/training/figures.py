@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -45,12 +46,13 @@ class Figures:
     ) -> Figures:
         """`losses`: of the steps since the last look; `last_losses`: of those of an epoch."""
         meter = worker.comm.meter
+        bytes_sent, exchanges = meter.before_call()
         return cls(
             worker.steps,
             worker.samples,
             worker.comm.now(),
-            meter.bytes_sent,
-            meter.exchanges,
+            bytes_sent,
+            exchanges,
             meter.seconds_waiting,
             meter.seconds_sending,
             meter.staleness_sum,
@@ -64,6 +66,30 @@ class Figures:
     def told(self) -> Tensor:
         """As it travels."""
         return torch.tensor(dataclasses.astuple(self), dtype=torch.float64)
+
+
+class EpochLosses:
+    """One worker's losses of the last epoch: of as many of its last steps as the last whole epoch
+    had, and of all until one has ended.
+    """
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque()
+        self._epochs = 0
+        self._length: int | None = None  # of the last whole epoch
+        self._steps = 0  # since it ended
+
+    def add(self, worker: Worker) -> None:
+        """The worker has taken a step."""
+        self.losses.append(worker.loss)
+        self._steps += 1
+        kept = self._steps  # which the epoch under way will need when it ends
+        if worker.course.epochs_ended > self._epochs:
+            self._epochs = worker.course.epochs_ended
+            self._length, self._steps = self._steps, 0
+        if self._length is not None:
+            while len(self.losses) > max(kept, self._length):
+                self.losses.popleft()
 
 
 class Table:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 ENDLESS = 10**9  # passes over the data, where something else ends the run
 
 
+def sampling_of(spec: RunSpec) -> Sampling | None:
+    """None where it is the usual one: streams take no other, and none at all."""
+    return None if spec.sampling == Sampling() else spec.sampling
+
+
 @dataclass(frozen=True)
 class Final:
     """The look at which a run has reached its target, and what it saw."""
@@ -54,11 +59,6 @@ class Job:
     model_from_all: bool
     trace_limit: int | None = None
     board: Board | None = field(default=None, repr=False)
-
-    @property
-    def sampling(self) -> Sampling | None:
-        """None where it is the usual one: streams take no other, and none at all."""
-        return None if self.spec.sampling == Sampling() else self.spec.sampling
 
     def step_of_look(self, number: int) -> int:
         """The step after which that look is due, if looks are counted in steps or epochs."""

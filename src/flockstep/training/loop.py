@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
 from flockstep.tasks import Task
-from flockstep.training.job import Job
+from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
 from flockstep.training.scoring import of_table
 from flockstep.worker import Worker
@@ -32,7 +32,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     observer = observer_of(worker, job)
 
     for batch in worker.batches(
-        task.train, job.batch_size, job.passes, spec.assignment, job.sampling, steps=job.steps
+        task.train, job.batch_size, job.passes, spec.assignment, sampling_of(spec), steps=job.steps
     ):
         batch = on_device(batch, worker.flat.state.device)
         loss = worker.adjust_loss(task.loss(model, batch), batch)
@@ -59,7 +59,7 @@ def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
         with torch.no_grad():
             worker.flat.state.copy_(final.shown)
         table, look = final.table, final.look
-        metrics = table.metrics() | {"seconds": look.seconds, "steps": look.step}
+        metrics = table.metrics() | {"seconds": look.seconds}
     measured |= of_table(table, job.spec.measure)
     leads = comm.rank == table.ranks[0]
     trace = comm.meter.trace

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from flockstep.result import Look
 from flockstep.strategies import save_state, shared_tensors
 from flockstep.training.board import Board, Copy
 from flockstep.training.budget import Agreement, is_used_up, next_multiple
-from flockstep.training.figures import Figures, Table
+from flockstep.training.figures import EpochLosses, Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.scoring import judged, of_all_replicas
 from flockstep.worker import Worker
@@ -63,13 +62,12 @@ class Observer(ABC):
         self.history: list[Look] = []
         self.final: Final | None = None
         self.losses: list[float] = []  # since the last look
-        steps = None if job.timetable is None else job.timetable.step_of(1)
-        self._last_losses: deque[float] = deque(maxlen=steps)  # of an epoch
+        self._last_epoch = EpochLosses()
 
     def after_step(self) -> bool:
         """Look if it is time to. Return whether the run ends here for this worker."""
         self.losses.append(self.worker.loss)
-        self._last_losses.append(self.worker.loss)
+        self._last_epoch.add(self.worker)
         return self._after_step()
 
     @abstractmethod
@@ -92,14 +90,16 @@ class Observer(ABC):
         with self.worker.comm.off_the_clock():
             return of_all_replicas(self.worker, self.job.task, self.spec.measure)
 
-    def copy(self) -> Copy:
-        """This worker's data at this moment, for the board."""
+    def copy(self, seconds: float | None) -> Copy:
+        """This worker's data at this moment, for the board. `seconds`: when the look is, if that
+        is another one; workers that are looked at after the same step have no such.
+        """
         copied = Copy.of(self.worker, self._figures())
         self.losses.clear()
         return copied
 
     def _figures(self, is_done: bool = False) -> Figures:
-        return Figures.of(self.worker, self.losses, self._last_losses, is_done)
+        return Figures.of(self.worker, self.losses, self._last_epoch.losses, is_done)
 
     def _gather(self, is_done: bool = False) -> Table:
         """All workers tell each other how far they are. Called off the clock."""
@@ -188,10 +188,17 @@ class Simulated(Observer):
         self._board.at_rest(worker.comm.rank, worker.comm.now(), self.copy)
         self._samples = worker.samples
 
-    def copy(self) -> Copy:
+    def copy(self, seconds: float | None) -> Copy:
         figures = replace(self._figures(), samples=self._samples)
         self.losses.clear()
-        return Copy.of(self.worker, figures)
+        return Copy.of(self.worker, figures if seconds is None else self._cut(figures, seconds))
+
+    def _cut(self, figures: Figures, seconds: float) -> Figures:
+        """The same with what the worker had waited and sent until `seconds`."""
+        waiting, sending = self.worker.comm.meter.seconds_until(seconds)
+        # Who has ended waits for the others.
+        waiting += max(0.0, seconds - figures.seconds)
+        return replace(figures, seconds=seconds, seconds_waiting=waiting, seconds_sending=sending)
 
     def _after_step(self) -> bool:
         worker, board = self.worker, self._board

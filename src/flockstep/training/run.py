@@ -16,7 +16,7 @@ import torch
 
 from flockstep.backends import Backend, Simulator
 from flockstep.comm import events_per_worker
-from flockstep.data import Sampling, plan_batches
+from flockstep.data import plan_batches
 from flockstep.errors import InvalidField, WorkerLost, unknown_name
 from flockstep.fields import require
 from flockstep.launch import BACKENDS, launch, make_backend
@@ -25,7 +25,7 @@ from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import Task
 from flockstep.training.board import Board
-from flockstep.training.job import ENDLESS, Job
+from flockstep.training.job import ENDLESS, Job, sampling_of
 from flockstep.training.loop import train
 from flockstep.training.progress_bar import steps_bar
 from flockstep.training.trace_file import require_trace_path, write_trace
@@ -176,7 +176,7 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
             batch_size,
             passes,
             spec.assignment,
-            None if spec.sampling == Sampling() else spec.sampling,
+            sampling_of(spec),
             workers=spec.workers or 1,
             rank=0,
             seed=spec.seed,
@@ -241,10 +241,21 @@ def _history(
     watched = job.task.watched
     loss, accuracy = on_test if watched is job.task.test else job.task.evaluate(model, watched)
     last = Look(**report["last_look"] | {"loss": loss, "accuracy": accuracy})
-    if looks and looks[-1].step == last.step:
+    if looks and _is_of_the_end(job, looks[-1], last):
         before = looks.pop()
-        last = replace(last, train_loss=last.train_loss or before.train_loss)
+        last = replace(last, train_loss=before.train_loss)
     return [*looks, last]
+
+
+def _is_of_the_end(job: Job, look: Look, last: Look) -> bool:
+    """Whether the look came after the last step of all, which nobody could know then: of a stream,
+    or where a budget ended the run there.
+
+    In virtual time a look by time is of its own moment, even if only an exchange was left to do.
+    """
+    no_step_since = last.train_loss is None
+    by_virtual_time = job.board is not None and job.spec.look_every.unit == "seconds"
+    return no_step_since and (look.seconds == last.seconds or not by_virtual_time)
 
 
 def _to_target(job: Job, history: list[Look]) -> dict[str, Any]:
