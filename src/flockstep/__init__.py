@@ -61,6 +61,7 @@ from flockstep.optimizers import (
     RMSpropWarmup,
     TwoStage,
 )
+from flockstep.randomness import random_stream
 from flockstep.result import Look, Result, load_result
 from flockstep.schedules import (
     Constant,
@@ -220,6 +221,7 @@ __all__ = [
     "local_batch",
     "models",
     "pull_within",
+    "random_stream",
     "recalibrate",
     "run",
     "settled_distance",

@@ -10,13 +10,14 @@ must be alike on all workers simply has no rank in its name.
 
 from __future__ import annotations
 
+import hashlib
 from enum import IntEnum, unique
 
 import numpy as np
 import torch
 
 from flockstep.errors import InvalidField
-from flockstep.fields import require_integer
+from flockstep.fields import require, require_integer
 
 SEEDS = 2**63  # below that they are numbers for torch and fit into a word everywhere
 
@@ -45,13 +46,13 @@ class Purpose(IntEnum):
     SWARM = 11  # rank: r1 and r2 of PSOPS
     REPRESENTATIVE = 12  # group: who pulls for its group in EAWild
     VALIDATION = 13  # which samples a task holds out; seed 0, the same in every run
+    OTHERS = 14  # name, then numbers: what strategies of other packages draw
 
 
 def require_seed(seed: int) -> None:
     """A whole number of at least 0 and below 2⁶³."""
     require_integer("seed", seed, 0)
-    if seed >= SEEDS:
-        raise InvalidField(f"'seed' must be below 2**63 (got {seed!r})")
+    require(seed < SEEDS, "seed", "be below 2**63", seed)
 
 
 def stream_seed(purpose: Purpose, seed: int, *numbers: int) -> int:
@@ -75,6 +76,18 @@ def torch_stream(purpose: Purpose, seed: int, *numbers: int) -> torch.Generator:
     words = torch.from_numpy(sequence.generate_state(MERSENNE_WORDS).astype(np.int64))
     state[MERSENNE_START:][: words.nbytes] = words.view(torch.uint8)
     return generator.set_state(state)
+
+
+def random_stream(name: str, seed: int, *numbers: int) -> torch.Generator:
+    """A stream for a strategy of your own, named like it: no other part of a run draws from it.
+
+    Without further numbers it is the same on all workers; with the rank behind the seed each has
+    its own: `fs.random_stream("follow", comm.seed, comm.rank)`.
+    """
+    require(isinstance(name, str) and name != "", "name", "be a text", name)
+    require_seed(seed)
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch_stream(Purpose.OTHERS, seed, int.from_bytes(digest[:8]), *numbers)
 
 
 def seed_torch(seed: int, rank: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -88,7 +87,6 @@ __all__ = [
     "StaleSync",
     "Strategy",
     "SyncSGD",
-    "described",
     "effective_batch",
     "find_strategy",
     "growing_distance",
@@ -116,13 +114,3 @@ def find_strategy(name: str) -> type[Strategy[Any]]:
     except (ImportError, AttributeError) as error:
         raise UnknownName(f"cannot load strategy {name!r}: {error}") from error
     return found
-
-
-def described(strategy: Strategy[Any]) -> str:
-    """`LocalSGD(period=8)`: the strategy with the fields that differ from their defaults."""
-    given = []
-    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
-        value = getattr(strategy, field.name)
-        if value != field.default:
-            given.append(f"{field.name}={value!r}")
-    return f"{type(strategy).__name__}({', '.join(given)})"

@@ -41,7 +41,7 @@ class ADPSGD(Strategy[ADPSGDState]):
     preserves the mean of all workers. finish: that mean. Statistics of batch normalisation are
     averaged with the parameters.
 
-    Bytes: one blend (there and back) an active worker and step; nothing for passive ones; at the
+    Bytes: one blend (there and back) per active worker and step; nothing for passive ones; at the
         end one all-reduce.
 
     Use: where workers differ in speed and no server shall be a bottleneck.

@@ -42,9 +42,9 @@ class AsyncSGD(Strategy[AsyncSGDState]):
     add up, so many workers want a smaller learning rate, or staleness_aware. finish: the server's
     parameters.
 
-    Bytes: one add and one read of the parameters a step, and one read at the end; momentum, one
+    Bytes: one add and one read of the parameters per step, and one read at the end; momentum, one
     more read and write (the server's velocity); delay compensation, one more read; staleness_aware,
-    16 a step.
+    16 per step.
 
     Use: where workers differ in speed and nobody shall wait.
 

@@ -56,7 +56,7 @@ class Codistillation(Strategy[CodistillationState]):
     lowest loss. In a loop of your own, call `loss = worker.adjust_loss(loss, batch)` before
     `backward`; `batch[0]` is the model's input.
 
-    Bytes: one all-reduce of the gradients a step inside each group; every exchange_period steps
+    Bytes: one all-reduce of the gradients per step inside each group; every exchange_period steps
     from burn_in on, all groups' parameters and buffers to all (an all-gather between the workers of
     the same place in their groups) or, in a ring, to the next; at the end one number per worker and
     one broadcast.

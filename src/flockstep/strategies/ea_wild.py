@@ -40,9 +40,9 @@ class EAWild(Strategy[EAWildState]):
     steps one representative pulls and then broadcasts its parameters inside the group; another one,
     if it is lost. finish: the centre.
 
-    Bytes: one blend (there and back) an exchange, by every worker or by one of each group; with
-    groups also an all-reduce of the gradients a step and a broadcast an exchange inside the group;
-    one read at the end.
+    Bytes: one blend (there and back) per exchange, by every worker or by one of each group; with
+    groups also an all-reduce of the gradients per step and a broadcast per exchange inside the
+    group; one read at the end.
 
     Use: where workers differ in speed, on a machine or a fast network.
 

@@ -32,7 +32,7 @@ class EAMSGD(Strategy[EAMSGDState]):
     momentum=0 equals EASGD. −ηg stands for whatever change the worker's optimizer makes at the
     point ahead, so give it none of its own: plain SGD is the paper's. finish: the centre.
 
-    Bytes: one blend (there and back) a worker and exchange, and one read at the end.
+    Bytes: one blend (there and back) per worker and exchange, and one read at the end.
 
     Use: as EASGD, where momentum helps.
 

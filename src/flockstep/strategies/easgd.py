@@ -31,7 +31,7 @@ class EASGD(Strategy[EASGDState]):
     In turns a worker holds the lock; at once, both sides are computed from the old values.
     finish: the centre. Statistics of batch normalisation follow the same rule as the parameters.
 
-    Bytes: round_robin, one blend (there and back) a worker and exchange, and one read at the end;
+    Bytes: round_robin, one blend (there and back) per worker and exchange, and one read at the end;
         sync, one all-reduce.
 
     Use: where workers shall explore around a common centre; "round_robin" as the baseline of

@@ -82,9 +82,12 @@ class GoSGD(Strategy[GoSGDState]):
                 )
 
     def _send(self, worker: Worker, state: GoSGDState, peer: int) -> None:
-        state.weight /= 2
+        half = state.weight / 2
+        message = self._weighted(worker.flat.state, half, state)
         with state.mailboxes[peer].lock():
-            state.mailboxes[peer].add(self._weighted(worker.flat.state, state.weight, state))
+            state.mailboxes[peer].add(message)
+            # Not before: who is looked at while it waits for the lock still has its whole weight.
+            state.weight = half
 
     def _take(self, worker: Worker, state: GoSGDState) -> None:
         """Empty the mailbox; the weighted mean of what was in it and the own parameters."""

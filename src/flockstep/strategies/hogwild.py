@@ -34,8 +34,8 @@ class Hogwild(Strategy[HogwildState]):
     another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add
     up, so many workers want a smaller learning rate.
 
-    Bytes: one read and one add of the parameters a step (as many are counted where they are shared
-    pages), and one read at the end.
+    Bytes: one read and one add of the parameters per step (as many are counted where they are
+    shared pages), and one read at the end.
 
     Use: on one machine with many cores.
 

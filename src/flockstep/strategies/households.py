@@ -36,7 +36,7 @@ class Households(Strategy[HouseholdsState]):
     worker equal LocalSGD.
 
     Bytes: each level's all-reduce of parameters and buffers, inside each group, whenever it is due;
-    with household_period=1 one of the gradients inside each household a step; one of all at the
+    with household_period=1 one of the gradients inside each household per step; one of all at the
     end.
 
     Use: where some workers are near each other (one host, one rack) and others far.

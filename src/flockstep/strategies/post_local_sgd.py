@@ -25,7 +25,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
         steps 1 … s:                  g_i ← (1/w) Σ_j g_j
         after steps s+k, s+2k, …:     x_i ← (1/w) Σ_j x_j
 
-    Bytes: one all-reduce of the gradients a step until the switch; then one of parameters and
+    Bytes: one all-reduce of the gradients per step until the switch; then one of parameters and
     buffers every `period` steps; one at the end, unless the replicas were just averaged.
 
     Use: where LocalSGD from the start costs accuracy.

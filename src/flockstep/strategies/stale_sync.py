@@ -24,7 +24,6 @@ FOREVER = 1 << 40  # steps ahead of everybody: nobody waits for who has finished
 class StaleSyncState:
     server: ParameterServer
     tick: Tensor  # adds one to this worker's clock
-    largest_lead: int = 0  # over the slowest, at the start of any step
 
     clocks: SharedTensor = handle()  # the steps that each worker has finished
 
@@ -41,8 +40,8 @@ class StaleSync(Strategy[StaleSyncState]):
     than plain SGD its change takes the place of −ηg. Workers that are lost or have finished are not
     waited for. finish: the server's parameters.
 
-    Bytes: one add and one read of the parameters a step, and one read at the end; 16w a step for
-        the clocks.
+    Bytes: one add and one read of the parameters per step, and one read at the end; 16w per step
+        for the clocks.
 
     Use: where workers differ in speed for a while, but none is slow for good.
 
@@ -75,8 +74,7 @@ class StaleSync(Strategy[StaleSyncState]):
         def lead(clocks: Tensor) -> int:
             return worker.steps - int(clocks[list(comm.members)].min())
 
-        clocks = state.clocks.wait_until(lambda clocks: lead(clocks) <= self.staleness)
-        state.largest_lead = max(state.largest_lead, lead(clocks))
+        state.clocks.wait_until(lambda clocks: lead(clocks) <= self.staleness)
         state.server.fetch(worker)
         if self.staleness == 0:
             comm.barrier()  # nobody changes what another has still to read

@@ -34,7 +34,7 @@ class SyncSGD(Strategy[SyncSGDState]):
     local while training, as in DistributedDataParallel without SyncBatchNorm, and averaged at the
     end.
 
-    Bytes: one all-reduce of the gradients a step, 2(w−1)n in all (hierarchical: 3(w−k) + 2(k−1) +
+    Bytes: one all-reduce of the gradients per step, 2(w−1)n in all (hierarchical: 3(w−k) + 2(k−1) +
     (w−k)/G times n, with k = w/G groups), or the codec's; for models with such statistics, one of
     them at the end.
 
