@@ -19,32 +19,29 @@ LIMITS = """\
 ## What the limits are
 
 - **Simulator.** One lane: the gradient steps themselves. Two lanes: Python's global lock, which the
-  two share between
-  torch's operations, and the neighbours on the machine: a second core that is not free shows here
-  first.
-- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB a worker; the rest is
-  torch's and malloc's, made
-  in the first step of each thread.
-- **All-reduce.** Memory bandwidth. *In place* is a worker's own flat tensors, which lie in shared
-  memory. *Staged* is
-  any other tensor: copying it in and out, once each on every process, is most of the time at 11.1 M
-      floats.
+  two share between torch's operations, and the neighbours on the machine: a second core that is not
+  free shows here first.
+- **Memory.** Parameters, gradients and momentum of LeNet-5 are 0.75 MB per worker; the rest is
+  torch's and malloc's, made in the first step of each thread.
+- **All-reduce.** Memory bandwidth; gloo's is that of its hand-overs, so the ratio falls where
+  memory is slow and cores are fast. *In place* is a worker's own flat tensors, which lie in shared
+  memory. *Staged* is any other tensor: copying it in and out, once each on every process, is most
+  of the time at 11.1 M floats.
 - **Launch.** Loading torch, once. **SyncSGD.** The gradient steps; the exchange is a small part of
   each.
+- **Looks and traces.** None of their own: the spread is what two equal runs differ by.
 - **Asynchronous solvers.** The gradient steps: four equal processes keep two cores busy whether
-  they wait for turns or
-  not. Where one is slower the others wait for its turn, or do not.
+  they wait for turns or not. Where one is slower the others wait for its turn, or do not.
 - **Codecs.** Memory bandwidth for the first three, which work on parts that stay in the cache;
-  drawing random numbers
-  for QSGD; looking for candidates for TopK.
+  drawing random numbers for QSGD; looking for candidates for TopK.
 - **Batches.** Copying rows of bytes and making floats of them, about a third of the time each; the
-  loader's is
-  Python's, sample by sample. **Augmentation.** Copying windows. **Assignment.** Looking up indices
-  at random.
+  loader's is Python's, sample by sample. **Augmentation.** Copying windows. **Assignment.** Looking
+  up indices at random.
 - **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long
   as its all-reduce.
 - **Ray.** Memory bandwidth: a blend moves five streams (the value twice, the tensor, the answer), a
-put three. """
+  put three.
+"""
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
@@ -77,10 +74,11 @@ def markdown(outcomes: Sequence[Outcome], before: str, names: Sequence[str]) -> 
         [
             "# Benchmarks",
             "",
-            "Written by `python -m benchmarks --write`. Measured: the median over repeats, each of "
-            "which measures both sides back to back. Spread: the least and the most of them. "
-            "Figures: the median of each side. "
-            "A run of some cases (`--only`) replaces their rows alone.",
+            "Written by `python -m benchmarks --write`. Measured: the median over repeats, each of",
+            "which measures both sides back to back. Spread: the least and the most of them.",
+            "Figures: the median of each side. The simulator's speed and looks are measured in",
+            "several turns per repeat, of which the best of each side counts. A run of some cases",
+            "(`--only`) replaces their rows alone.",
             "",
             f"{conditions()}.",
             "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from functools import partial
@@ -16,9 +17,12 @@ from benchmarks.worker_step import worker_step
 from flockstep.models import LeNet5
 
 WORKERS = 16
-STEPS = 32
+STEPS = 16
 WARM_UP = 8
 STRATEGY = fs.LocalSGD(period=8)
+# Both sides are timed in turns, and the least time of each counts: what neighbours on a shared
+# machine take of it is no part of either, and changes within seconds.
+TURNS = 4
 
 
 def simulated_seconds(workers: int, lanes: int, *, warm_up: int, steps: int) -> float:
@@ -35,8 +39,10 @@ def simulated_seconds(workers: int, lanes: int, *, warm_up: int, steps: int) -> 
 
 def _against_plain_loop(lanes: int) -> list[Sample]:
     step = ordinary_step(LeNet5(), synthetic_batches())
-    plain = seconds_per_call(step, warm_up=WARM_UP, calls=WORKERS * STEPS)
-    simulated = simulated_seconds(WORKERS, lanes, warm_up=WARM_UP, steps=STEPS)
+    plain, simulated = math.inf, math.inf
+    for _ in range(TURNS):
+        plain = min(plain, seconds_per_call(step, warm_up=WARM_UP, calls=WORKERS * STEPS))
+        simulated = min(simulated, simulated_seconds(WORKERS, lanes, warm_up=WARM_UP, steps=STEPS))
     figures = {"simulator": BATCH_SIZE / simulated, "plain loop": BATCH_SIZE / plain}
     return [Sample(plain / simulated, figures)]
 
