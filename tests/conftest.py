@@ -25,14 +25,18 @@ from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
-# Files about workers on several hosts, workers that are killed, and processes of their own.
+# Files about workers on several hosts and what carries them, workers that are killed, programs of
+# their own, and clocks that go by themselves.
 CLUSTER_FILES = {
-    "test_failures.py",
+    "test_cluster_parts.py",
     "test_left_behind.py",
     "test_local.py",
     "test_lost_workers.py",
+    "test_on_the_clock.py",
+    "test_other_systems.py",
     "test_ray.py",
     "test_several_hosts.py",
+    "test_wire.py",
 }
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -38,6 +39,7 @@ def block(language: str) -> str:
     return blocks(language)[0]
 
 
+@pytest.mark.cluster  # a pip and two programs of its own
 def test_a_strategy_of_ones_own_is_short_installs_and_runs(tmp_path):
     assert len(block("toml").splitlines()) + len(block("python").splitlines()) < 40
     package, site = tmp_path / "package", tmp_path / "site"

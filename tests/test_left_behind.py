@@ -44,6 +44,14 @@ def test_the_end_of_processes():
     process.kill()
     process.wait()
 
+def test_processes_whose_parent_is_gone():
+    code = "import subprocess; print(subprocess.Popen(['sleep', '100'], stdout=-3, stderr=-3).pid)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, check=True)
+    kept.append(int(done.stdout))
+
+def test_the_end_of_processes_whose_parent_is_gone():
+    os.kill(kept.pop(), 9)
+
 def test_temporary_files():
     tempfile.NamedTemporaryFile(prefix="of-any-name-", delete=False).close()
 
@@ -146,6 +154,7 @@ def test_every_leak_is_found(tmp_path):
     left = "the test left {} behind: "
     assert said.pop("threads").startswith(left.format("threads"))
     assert said.pop("processes").startswith(left.format("processes"))
+    assert said.pop("processes_whose_parent_is_gone").startswith(left.format("processes"))
     assert said.pop("temporary_files").startswith(left.format("temporary files"))
     assert said.pop("temporary_files_of_a_child").startswith(left.format("temporary files"))
     assert said.pop("shared_memory").startswith(left.format("shared memory"))
@@ -153,7 +162,7 @@ def test_every_leak_is_found(tmp_path):
     assert said.pop("descriptors") == "the test changed descriptors"
     assert said.pop("intra_op_threads") == "the test changed intra-op threads"
     assert said == {}, printed
-    assert "11 passed, 8 errors" in printed
+    assert "13 passed, 9 errors" in printed
 
 
 def test_memory_that_nobody_holds_any_more_is_ours():

@@ -82,11 +82,19 @@ def random_program(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_all_backends_agree(local, torchrun, ray, seed):
+def test_local_processes_agree_with_the_simulator(local, seed):
     program = random_program(seed)
     expected = fs.launch(program, WORKERS, fs.Simulator(lanes=1))
     assert fs.launch(program, WORKERS, fs.Simulator(lanes=2)) == expected
-    for real in (local, torchrun, ray):
+    assert fs.launch(program, WORKERS, local) == expected
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("seed", range(8))
+def test_torchrun_and_ray_agree_with_the_simulator(torchrun, ray, seed):
+    program = random_program(seed)
+    expected = fs.launch(program, WORKERS, fs.Simulator(lanes=1))
+    for real in (torchrun, ray):
         assert fs.launch(program, WORKERS, real) == expected
 
 
