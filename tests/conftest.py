@@ -25,16 +25,18 @@ from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
-# Files about workers on several hosts and what carries them, workers that are killed, programs of
-# their own, and clocks that go by themselves.
+# Files about workers on several hosts and what carries them, workers that are killed, clocks that
+# go by themselves, and programs that are started as a user would.
 CLUSTER_FILES = {
     "test_cluster_parts.py",
+    "test_examples.py",
     "test_left_behind.py",
     "test_local.py",
     "test_lost_workers.py",
     "test_on_the_clock.py",
     "test_other_systems.py",
     "test_ray.py",
+    "test_readme.py",
     "test_several_hosts.py",
     "test_wire.py",
 }

@@ -40,13 +40,8 @@ def test_the_python_blocks_run_in_order_on_both_backends(tmp_path, monkeypatch, 
     )
 
 
-def commands() -> list[object]:
-    """Every command line of the README; those that start torchrun or Ray are tests of `cluster`."""
-    lines = []
-    for line in "".join(blocks("console")).splitlines():
-        starts_many = {"torchrun", "ray"} & set(line.split())
-        lines.append(pytest.param(line, marks=pytest.mark.cluster if starts_many else ()))
-    return lines
+def commands() -> list[str]:
+    return "".join(blocks("console")).splitlines()
 
 
 @pytest.mark.parametrize("line", commands())

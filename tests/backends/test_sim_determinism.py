@@ -78,6 +78,7 @@ def test_runs_repeat_bit_for_bit_with_any_number_of_lanes(strategy, dropout):
     assert fingerprint(strategy, dropout, seed=1) != first
 
 
+@pytest.mark.cluster  # a program of its own
 def test_another_process_gives_the_same_bits():
     code = (
         "import flockstep as fs\n"

@@ -24,6 +24,7 @@ def module(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.cluster  # a program of its own
 def test_run_as_a_module_prints_one_json_object_and_nothing_else():
     place = ["--backend", "local", "--workers", "2"]
     done = module(
@@ -44,6 +45,7 @@ def test_run_prints_a_table_and_saves_the_result(flockstep, tmp_path):
     assert fs.load_result(tmp_path / "r").config["strategy"] == "sync_sgd"
 
 
+@pytest.mark.cluster  # a program of its own
 def test_a_task_in_the_current_folder_is_found(tmp_path):
     (tmp_path / "here.py").write_text(
         "from flockstep.tasks import TASKS\nmine = TASKS['digits-mlp']\n"
@@ -144,6 +146,7 @@ def test_help_shows_examples(flockstep):
     )
 
 
+@pytest.mark.cluster  # twenty seconds of programs
 def test_demo_compares_all_strategies_on_both_backends(flockstep):
     done = flockstep("demo", "--epochs", "1", "--json")
     assert done.returncode == 0, done.stderr

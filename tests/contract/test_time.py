@@ -14,11 +14,11 @@ LATE = 0.25  # seconds
 BUSY = 3.0  # that a busy machine may add
 
 
-def be_late(comm):
+def be_late(comm, seconds=LATE):
     if comm.meter.is_virtual:
-        comm.elapse(LATE)
+        comm.elapse(seconds)
     else:
-        time.sleep(LATE)
+        time.sleep(seconds)
 
 
 def test_a_late_worker_makes_the_other_wait_about_that_long(launch):
@@ -228,18 +228,20 @@ def test_who_was_ahead_is_as_far_ahead_after_having_been_off_the_clock(local):
     goes on when the other's clock shows the same: so at any moment both show the same again.
     """
 
+    late, noise = 1.5, 0.7  # a busy machine may wake either of them late
+
     def program(comm):
         if comm.rank == 0:
-            be_late(comm)
+            be_late(comm, late)
         with comm.off_the_clock():
             held = comm.now()
             comm.barrier()
         return held, comm.now(), time.monotonic() - comm.now()
 
     (ahead, goes_on, began), (behind, goes_on_behind, began_behind) = fs.launch(program, 2, local)
-    assert ahead - behind >= 0.6 * LATE
-    assert goes_on - goes_on_behind == pytest.approx(ahead - behind, abs=0.15)
-    assert began == pytest.approx(began_behind, abs=0.15)
+    assert ahead - behind >= late - noise
+    assert goes_on - goes_on_behind == pytest.approx(ahead - behind, abs=noise)
+    assert began == pytest.approx(began_behind, abs=noise)
 
 
 def test_a_clock_that_catches_up_has_waited(local):
