@@ -12,7 +12,7 @@ from flockstep.comm.trace import SENDING, WAITING, Trace
 NOT_TIMED: AbstractContextManager[None] = nullcontext()
 
 
-@dataclass
+@dataclass(slots=True)
 class Meter:
     """What one worker has exchanged with the others. All its comms share one.
 
@@ -131,6 +131,11 @@ class Meter:
 
 class _Call:
     """The call that a worker is in. There is one at a time, so the same object serves them all."""
+
+    __slots__ = (
+        "began", "bytes_before", "ended", "exchanges_before", "is_open", "meter", "name", "of",
+        "peer", "sent", "took", "waited", "waiting",
+    )  # fmt: skip
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
