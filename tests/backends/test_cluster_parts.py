@@ -992,6 +992,9 @@ def test_the_last_words_of_a_worker_whose_process_is_gone_count():
     with serving() as served:
         served.renew(2)
         controls = [served.control(rank) for rank in range(2)]
+        controls[0].tell("steps", steps=1)
+        while served.coordinator.steps[0] != 1:  # until it is heard: before, it is not known there
+            time.sleep(0.01)
         served.coordinator.declare_gone(0)
         assert served.coordinator.lost == {}
         controls[0].tell("steps", steps=7)
