@@ -45,7 +45,7 @@ CLUSTER_FILES = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as `cluster` what takes many processes and minutes: the files above, and every test on
-    torchrun or Ray but those of the contract. Single tests elsewhere carry the mark themselves.
+    real processes but those of the contract. Single tests elsewhere carry the mark themselves.
 
     `make test` runs the others, the contract on every backend among them; `make test-cluster` runs
     these.
@@ -55,11 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         named = {*item.fixturenames, *(value for value in parameters if isinstance(value, str))}
-        many_processes = named & {"torchrun", "ray"}
         is_contract = item.path.parent.name == "contract"
-        if item.path.name in CLUSTER_FILES or (many_processes and not is_contract):
+        if item.path.name in CLUSTER_FILES or (named & set(KEPT) and not is_contract):
             item.add_marker(pytest.mark.cluster)
-        if many_processes:
+        if named & {"torchrun", "ray"}:
             item.add_marker(pytest.mark.xdist_group("torchrun and Ray"))
 
 
