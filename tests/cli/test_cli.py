@@ -158,6 +158,7 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
     ]
     table = flockstep("demo", "--epochs", "1").stdout
     assert "local_sgd(period=8)" in table
+    assert "async_sgd(staleness_aware=true)" in table  # names are not broken at 80 columns
     heading = next(line for line in table.splitlines() if "strategy" in line)
     assert heading.split() == [
         "workers",

@@ -77,7 +77,14 @@ def compare(workers: int, processes: int, epochs: int, seed: int, as_json: bool)
 
 
 def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -> None:
-    table = Table(title=f"{TASK}, {epochs} epochs", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"{TASK}, {epochs} epochs",
+        box=box.SIMPLE_HEAD,
+        # Close together, so that a strategy with one field keeps to one line of 80 columns.
+        collapse_padding=True,
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("workers", no_wrap=True)
     # A long one takes two lines; figures are never cut.
     table.add_column("strategy", overflow="fold")
