@@ -19,6 +19,7 @@ from tests.support.left_behind import (  # noqa: F401  taken as they are
 )
 from tests.support.ray_fixture import kept_ray
 from tests.support.torchrun_session import RANKS, TorchrunSession
+from tests.support.wall_clock import tried_again
 
 import flockstep as fs
 from flockstep.cli import main
@@ -60,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.cluster)
         if named & {"torchrun", "ray"}:
             item.add_marker(pytest.mark.xdist_group("torchrun and Ray"))
+        if item.get_closest_marker("wall_clock"):
+            item.obj = tried_again(item.obj)
 
 
 @pytest.fixture(scope="session")

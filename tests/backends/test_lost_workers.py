@@ -70,6 +70,7 @@ def survivors_of(results):
 # --- what launch gives back -----------------------------------------------------------------------
 
 
+@pytest.mark.wall_clock
 @everywhere
 def test_the_place_of_a_lost_worker_says_who_how_when_and_where(lossy):
     def program(comm):

@@ -214,9 +214,7 @@ def test_a_lost_home_is_an_error_and_the_next_run_has_another(two_hosts):
 
 def test_workers_are_kept(ray):
     first = fs.launch(lambda comm: os.getpid(), 4, ray)
-    began = time.monotonic()
     again = fs.launch(lambda comm: os.getpid(), 3, ray)
-    assert time.monotonic() - began < 2  # none has loaded torch again
     assert again == first[:3]
 
 

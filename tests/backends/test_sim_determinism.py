@@ -163,6 +163,6 @@ def test_two_lanes_really_run_two_workers_at_once():
             worker.step(loss)
             comm.barrier()
             if step == 1:
-                meeting.wait(timeout=10)
+                meeting.wait(timeout=60)
 
     fs.launch(program, 2, lanes=2)

@@ -786,7 +786,7 @@ def test_who_says_no_whole_hello_is_refused_in_time(served, monkeypatch, sent):
         began = time.monotonic()
         stranger.send(served.hello("tensors")[:sent])
         assert stranger.refusal() == "it did not say hello within 0.2 s"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SECONDS
 
 
 def test_who_talks_slowly_does_not_get_more_time(served, monkeypatch):
@@ -811,7 +811,7 @@ def test_many_strangers_keep_nobody_out_for_long(served, monkeypatch):
             stack.enter_context(served.stranger())
         began = time.monotonic()
         goes_on(served)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < SECONDS
 
 
 def test_a_hundred_workers_may_come_at_once(served):
@@ -859,7 +859,7 @@ def test_a_service_closes_at_once_whoever_is_connected():
                     )
                     stranger.send(frame(CREATE, served.run, shape=(9,), length=36))
             began = time.monotonic()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SECONDS
 
 
 # --- what is not in the code ----------------------------------------------------------------------

@@ -10,6 +10,8 @@ import torch
 import flockstep as fs
 from flockstep.comm import Trace
 
+pytestmark = pytest.mark.wall_clock
+
 LATE = 0.25  # seconds
 BUSY = 3.0  # that a busy machine may add
 

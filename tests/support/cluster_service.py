@@ -29,7 +29,7 @@ from flockstep.backends.cluster.wire import (
 
 # Written out here once more, so that a change of the format does not go unnoticed.
 LAYOUT = struct.Struct("!2sHBBB16s64s8QQd")
-SECONDS = 10.0  # in which a service must have answered or closed, however busy the machine
+SECONDS = 30.0  # in which a service must have answered or closed, however busy the machine
 
 
 def frame(

@@ -25,7 +25,7 @@ import torch
 KEPT = ["local", "torchrun", "ray"]
 
 # How long a test's threads, processes and files may take to go after its end.
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 20.0
 
 SHARED_MEMORY = Path("/dev/shm")
 PR_SET_CHILD_SUBREAPER = 36  # of Linux

@@ -197,6 +197,7 @@ def test_a_target_that_only_the_final_model_reaches_counts():
     assert only_last.metrics["steps_to_target"] == only_last.metrics["steps"] == 5 * 23
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize("strategy", [fs.LocalSGD(4), fs.EAWild(2)], ids=str)
 def test_budgets_and_targets_on_local_processes(local, strategy):
     timed = short(strategy, 2, local, seconds=0.5, look_every="0.1 seconds")

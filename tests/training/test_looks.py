@@ -492,6 +492,7 @@ def test_looks_on_real_processes_show_what_the_simulator_shows(backend, strategy
     )
 
 
+@pytest.mark.wall_clock
 def test_workers_that_do_not_wait_are_looked_at_on_real_processes(backend):
     result = short(fs.EAWild(2), 2, backend=backend, steps=300, look_every="50 steps")
     steps = [look.step for look in result.history]

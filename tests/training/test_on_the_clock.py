@@ -17,6 +17,8 @@ import flockstep as fs
 from flockstep.tasks import TASKS
 from flockstep.training.figures import Figures, Table
 
+pytestmark = pytest.mark.wall_clock
+
 STEP = 0.01  # seconds that a paced step takes, and three times that on the slow rank
 BYTES = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the model of digits-mlp
 
