@@ -6,53 +6,41 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import flockstep as fs
 from benchmarks.harness import Benchmark, Case, Sample
 
-THOUSAND = 1000
+
+def _be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _since(moment: Path) -> list[Sample]:
-    seconds = time.monotonic() - float(moment.read_text())
-    return [Sample(seconds, {"until it is raised": 1e3 * seconds})]
+def _raise() -> None:
+    raise ZeroDivisionError
 
 
-def _one_is_killed() -> list[Sample]:
+def _measure(
+    backend: str, workers: int, fail: Callable[[], None], error: type[Exception]
+) -> list[Sample]:
     with tempfile.TemporaryDirectory() as folder:
         moment = Path(folder, "moment")
 
         def program(comm: fs.Comm) -> None:
             comm.barrier()
-            if comm.rank == 1:
+            if comm.rank == workers // 2:
                 moment.write_text(repr(time.monotonic()))
-                os.kill(os.getpid(), signal.SIGKILL)
+                fail()
             comm.barrier()
 
         try:
-            fs.launch(program, 8, "local")
-        except fs.WorkerLost:
-            return _since(moment)
-    raise AssertionError("nobody was lost")
-
-
-def _one_of_a_thousand_raises() -> list[Sample]:
-    with tempfile.TemporaryDirectory() as folder:
-        moment = Path(folder, "moment")
-
-        def program(comm: fs.Comm) -> None:
-            comm.barrier()
-            if comm.rank == THOUSAND // 2:
-                moment.write_text(repr(time.monotonic()))
-                raise ZeroDivisionError
-            comm.barrier()
-
-        try:
-            fs.launch(program, THOUSAND, "sim")
-        except ZeroDivisionError:
-            return _since(moment)
-    raise AssertionError("nothing was raised")
+            fs.launch(program, workers, backend)
+        except error:
+            seconds = time.monotonic() - float(moment.read_text())
+            return [Sample(seconds, {"until it is raised": 1e3 * seconds})]
+    raise AssertionError(f"no {error.__name__} was raised")
 
 
 BENCHMARKS = tuple(
@@ -65,12 +53,12 @@ BENCHMARKS = tuple(
         (
             "failure_killed",
             "one of 8 local processes is killed: seconds until WorkerLost is raised",
-            _one_is_killed,
+            partial(_measure, "local", 8, _be_killed, fs.WorkerLost),
         ),
         (
             "failure_thousand",
             "one of 1,000 simulated workers raises: seconds until the launch does",
-            _one_of_a_thousand_raises,
+            partial(_measure, "sim", 1000, _raise, ZeroDivisionError),
         ),
     )
 )

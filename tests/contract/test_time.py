@@ -10,8 +10,6 @@ import torch
 import flockstep as fs
 from flockstep.comm import Trace
 
-pytestmark = pytest.mark.wall_clock
-
 LATE = 0.25  # seconds
 BUSY = 3.0  # that a busy machine may add
 
@@ -23,6 +21,7 @@ def be_late(comm, seconds=LATE):
         time.sleep(seconds)
 
 
+@pytest.mark.wall_clock
 def test_a_late_worker_makes_the_other_wait_about_that_long(launch):
     def program(comm):
         meter, seen = comm.meter, {}
@@ -63,6 +62,7 @@ def test_a_late_worker_makes_the_other_wait_about_that_long(launch):
     assert sum(waiting for waiting, *_ in late.values()) < LATE + BUSY
 
 
+@pytest.mark.wall_clock
 def test_who_wants_a_lock_waits_for_its_holder(launch):
     def program(comm):
         shared = comm.shared("s", torch.zeros(8))
@@ -168,6 +168,7 @@ def test_updates_of_a_slow_worker_are_as_stale_as_its_speed_says():
     assert slow == (6, 3, steps)  # three at its first and second; then the fast one has ended
 
 
+@pytest.mark.wall_clock
 def test_a_trace_has_all_time_and_all_bytes(launch):
     def program(comm):
         meter, tensor = comm.meter, torch.zeros(1000)
@@ -210,6 +211,7 @@ def test_a_trace_has_all_time_and_all_bytes(launch):
             assert set(reads[:, 5].tolist()) == {2.0}
 
 
+@pytest.mark.wall_clock
 def test_what_is_done_off_the_clock_takes_no_time_of_the_run(local):
     def program(comm):
         before = comm.now()
@@ -225,6 +227,7 @@ def test_what_is_done_off_the_clock_takes_no_time_of_the_run(local):
         assert seconds < LATE
 
 
+@pytest.mark.wall_clock
 def test_who_was_ahead_is_as_far_ahead_after_having_been_off_the_clock(local):
     """The late worker arrives with its clock ahead of the other's, which was held on arrival. It
     goes on when the other's clock shows the same: so at any moment both show the same again.
@@ -246,6 +249,7 @@ def test_who_was_ahead_is_as_far_ahead_after_having_been_off_the_clock(local):
     assert began == pytest.approx(began_behind, abs=noise)
 
 
+@pytest.mark.wall_clock
 def test_a_clock_that_catches_up_has_waited(local):
     def program(comm):
         meter = comm.meter

@@ -17,8 +17,6 @@ import flockstep as fs
 from flockstep.tasks import TASKS
 from flockstep.training.figures import Figures, Table
 
-pytestmark = pytest.mark.wall_clock
-
 STEP = 0.01  # seconds that a paced step takes, and three times that on the slow rank
 BYTES = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the model of digits-mlp
 
@@ -79,6 +77,7 @@ def scored_slowly(seconds):
 # --- looks --------------------------------------------------------------------------------------
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize(
     ("strategy", "every"), [(PacedWild(2), 10), (PacedGossip(0.1), 6)], ids=str
 )
@@ -89,6 +88,7 @@ def test_looks_by_steps_come_when_all_together_have_taken_so_many(local, strateg
     assert steps[-1] == 5 * every
 
 
+@pytest.mark.wall_clock
 def test_looks_that_were_passed_are_not_made_up_for(local):
     """A step of each is more than the interval: there is one look for each, not one for all."""
     result = short(PacedAlone(), local, steps=12, look_every="1 steps")
@@ -99,6 +99,7 @@ def test_looks_that_were_passed_are_not_made_up_for(local):
     assert all(after - before >= STEP / 2 for before, after in itertools.pairwise(seconds))
 
 
+@pytest.mark.wall_clock
 def test_a_look_by_time_says_when_it_was_and_not_when_it_was_due(local):
     result = short(SlowWild(1), local, steps=3, look_every="0.001 seconds", target=0.01)
     assert result.metrics["steps_to_target"] == 1
@@ -133,6 +134,7 @@ def test_who_is_done_waits_until_the_furthest_clock():
 # --- budgets ------------------------------------------------------------------------------------
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize("strategy", [PacedAveraging(), PacedWild(2)], ids=str)
 @pytest.mark.parametrize("every", ["10 steps", "0.1 seconds"])
 def test_a_budget_of_bytes_is_that_of_all_together(local, strategy, every):
@@ -169,6 +171,7 @@ def test_a_budget_of_bytes_that_nobody_sends_is_an_error(local):
 # --- clocks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize("strategy", [fs.LocalSGD(4), PacedAlone()], ids=str)
 def test_looking_takes_no_time_of_the_run_however_long_it_takes(local, strategy):
     task, fields = scored_slowly(0.3), {"steps": 24, "look_every": "4 steps", "measure": "replicas"}
@@ -181,6 +184,7 @@ def test_looking_takes_no_time_of_the_run_however_long_it_takes(local, strategy)
     assert result.metrics["seconds"] < computing + 1  # what a busy machine adds
 
 
+@pytest.mark.wall_clock
 def test_measuring_replicas_at_the_end_takes_no_time_of_the_run(local):
     result = fs.run(scored_slowly(1.0), fs.LocalSGD(4), 2, local, steps=4, measure="replicas")
     assert result.history[-1].replicas_mean is not None
@@ -196,6 +200,7 @@ class LastOne(fs.Independent):
             time.sleep(0.25)
 
 
+@pytest.mark.wall_clock
 def test_who_has_ended_waits_for_the_last_on_its_clock_and_in_its_trace(local, tmp_path):
     path = tmp_path / "trace.json"
     result = short(LastOne(), local, steps=4, measure="time", trace=path)
@@ -212,6 +217,7 @@ def test_who_has_ended_waits_for_the_last_on_its_clock_and_in_its_trace(local, t
         assert waiting == pytest.approx(last.waiting[rank] * seconds, abs=0.01)
 
 
+@pytest.mark.wall_clock
 def test_a_look_counts_the_waiting_of_who_has_ended(local):
     result = short(LastOne(), local, steps=5, measure="time", look_every="0.9 seconds")
     look = result.history[0]  # when the fast one has long ended
