@@ -119,8 +119,8 @@ def test_a_schedule_goes_by_batches_where_several_make_a_step():
                 rates.append(worker.optimizer.param_groups[0]["lr"])
         return rates
 
-    # Four batches an epoch on each of two workers; a step sees the second of its two.
-    assert fs.launch(program, 2)[0] == pytest.approx([0.1 * batch / 8 for batch in (1, 3, 5, 7)])
+    # Four batches an epoch on each of two workers: so many have gone before the two of a step.
+    assert fs.launch(program, 2)[0] == pytest.approx([0.1 * batch / 8 for batch in (0, 2, 4, 6)])
 
 
 def test_a_schedule_without_batches_of_the_worker_asks_for_the_number_of_steps():

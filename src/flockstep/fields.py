@@ -87,6 +87,10 @@ def require_flag(field: str, value: object) -> None:
     require(isinstance(value, bool), field, "be True or False", value)
 
 
+def require_tensor(field: str, value: object) -> None:
+    require(isinstance(value, Tensor), field, "be a tensor", value)
+
+
 def require_rate(field: str, value: float | Tensor) -> None:
     """A learning rate: a number, or a tensor of one, as torch allows."""
     if isinstance(value, Tensor):

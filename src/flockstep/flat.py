@@ -114,6 +114,12 @@ class FlatModel:
                     "exchanged: unfreeze it before, or make a new Worker"
                 )
 
+    def changes(self) -> int:
+        """How often the parameters were changed by their own names, as an optimizer does; what
+        strategies do to the flat tensor is not counted.
+        """
+        return sum(map(attrgetter("_version"), self._trainable))
+
     def _addresses(self) -> tuple[int, int]:
         """Where the first and the last parameter lie. What moves a model moves all of it."""
         return self._trainable[0].data_ptr(), self._trainable[-1].data_ptr()

@@ -26,7 +26,14 @@ from typing import Any
 
 from flockstep.backends import Compute
 from flockstep.codecs import Codec, find_codec
-from flockstep.data import Assignment, BatchGrowth, Sampling, find_assignment
+from flockstep.data import (
+    Assignment,
+    BatchGrowth,
+    BatchRule,
+    GlobalBatch,
+    Sampling,
+    find_assignment,
+)
 from flockstep.errors import InvalidField, SpecError, UnknownName, unknown_name
 from flockstep.fields import fitted, is_mapping, kinds_of, require, shown, type_names
 from flockstep.network import PRESETS, Link, Network
@@ -92,8 +99,8 @@ KINDS: dict[type, Kind] = {
         "be a schedule such as cosine or warmup(epochs=5) * step_decay",
         "be one such as fs.Cosine()",
     ),
-    BatchGrowth: Kind(
-        _finder("batch size", BatchGrowth),
+    BatchRule: Kind(
+        _finder("batch size", BatchGrowth, GlobalBatch),
         "be a whole number, or batch_growth(initial=32, at=(0.5,), factor=4)",
         "be a whole number, or one such as fs.BatchGrowth(32)",
     ),

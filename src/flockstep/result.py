@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -158,9 +159,22 @@ class Result:
             "lost": self.lost,
         }
         unfinished = folder / "result.json.part"
-        unfinished.write_text(json.dumps(content, indent=2) + "\n")
+        unfinished.write_text(as_json(content, indent=2) + "\n")
         unfinished.replace(folder / "result.json")
         return folder
+
+
+def as_json(content: Any, indent: int | None = None) -> str:
+    """Text of JSON, which has no number for infinity or "not a number": these become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(content), indent=indent, allow_nan=False)
 
 
 def require_result_folder(folder: Path) -> None:

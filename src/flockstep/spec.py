@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flockstep.backends import ON_FAILURE, Backend, Compute, Simulator
-from flockstep.data import Assignment, BatchGrowth, Disjoint, Sampling
+from flockstep.data import Assignment, BatchRule, Disjoint, Sampling
 from flockstep.device import DEVICES
 from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName
 from flockstep.fields import fitted, require, require_choice, require_integer, require_number
@@ -52,7 +52,7 @@ class RunSpec:
             together over the data; optimizer steps of a worker; of the run's clock; sent by all
             workers. None: the task's epochs.
         target: the score at which the run ends, at the look at which it is reached.
-        batch_size: of one worker, or `fs.BatchGrowth`; None: the task's.
+        batch_size: of one worker, `fs.BatchGrowth`, or `fs.GlobalBatch`; None: the task's.
         lr: the learning rate of the optimizer, be it the task's.
         optimizer: None: the task's.
         schedule: of the learning rate; None: the task's.
@@ -81,7 +81,7 @@ class RunSpec:
     seconds: float | None = None
     bytes: int | None = None
     target: float | None = None
-    batch_size: int | BatchGrowth | None = None
+    batch_size: int | BatchRule | None = None
     lr: float | None = None
     optimizer: OptimizerSpec | None = None
     schedule: Schedule | None = None

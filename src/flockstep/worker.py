@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flockstep.comm import Comm, broadcast_from_first
-from flockstep.data import Assignment, BatchSize, Course, Disjoint, Sampling, plan_batches
+from flockstep.comm import Comm, Namespace, broadcast_from_first
+from flockstep.data import (
+    Assignment,
+    Batches,
+    BatchSize,
+    Course,
+    Disjoint,
+    Sampling,
+    plan_batches,
+)
 from flockstep.errors import FlockstepError, NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
@@ -39,6 +48,9 @@ class Worker:
 
     `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) *
     fs.StepDecay()`."""
+
+    _loop: Batches | None = None  # the last that was begun
+    _total_steps: int | None = None  # that somebody has set
 
     def __init__(
         self,
@@ -69,12 +81,13 @@ class Worker:
                 known, "optimizer", "hold parameters of the model only", type(optimizer).__name__
             )
         self.steps = 0
-        self.total_steps: int | None = None
         self.course = Course()
         self.loss = math.nan
         self.smooth_loss = math.nan
         self.accuracy: float | None = None
-        with torch.no_grad(), comm.unmetered():
+        comm.workers_made += 1
+        self._names = Namespace(comm, f"worker {comm.workers_made}/")
+        with torch.no_grad(), comm.unmetered(), self._names:
             for tensor in (self.flat.state, *outside_tensors(model)):
                 broadcast_from_first(comm, tensor, range(comm.size))
             self.state = self._hooks.init(self)
@@ -91,6 +104,22 @@ class Worker:
         return self.course.samples
 
     @property
+    def total_steps(self) -> int | None:
+        """Of the whole training: as it was set, or as the loop over `worker.batches` will make it,
+        by how many batches have made a step so far.
+        """
+        if self._total_steps is not None or self._loop is None or self._loop.steps is None:
+            return self._total_steps
+        steps, batches = self.steps - self._steps_before, self.course.used
+        if not batches:  # no step has been taken: nobody knows better
+            steps, batches = 1, self._accumulate
+        return self._steps_before + -(-steps * self._loop.steps // batches)
+
+    @total_steps.setter
+    def total_steps(self, steps: int | None) -> None:
+        self._total_steps = steps
+
+    @property
     def progress(self) -> Progress:
         """How far the training has come, for schedules."""
         return Progress(self.steps, self.total_steps, self.course.epochs_done)
@@ -105,7 +134,8 @@ class Worker:
         *,
         steps: int | None = None,
         resume_at: int = 0,
-    ) -> Iterator[Any]:
+        accumulate: int = 1,
+    ) -> Batches:
         """This worker's batches. All workers get the same number of them, in every epoch.
 
         An epoch here is a pass over this worker's own samples, of which `assignment` gives it
@@ -113,12 +143,18 @@ class Worker:
         whatever the overlap.
 
         `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of
-        an IterableDataset each worker takes every M-th sample. `batch_size` is a number, or
-        `fs.BatchGrowth`. With `steps` the loop ends after so many batches, if it has not ended
-        before. With `resume_at` steps taken by an earlier run, the loop goes on with the very next
-        batch, and the worker counts as if it had taken them: `steps` includes them.
+        an IterableDataset each worker takes every M-th sample. `batch_size` is a number,
+        `fs.BatchGrowth`, or `fs.GlobalBatch`. With `steps` the loop ends after so many batches, if
+        it has not ended before. With `resume_at` steps taken by an earlier run, the loop goes on
+        with the very next batch, and the worker counts as if it had taken them: `steps` includes
+        them.
+
+        Where gradients of several batches make one step, `worker.total_steps` and schedules see it
+        from the first step on. `accumulate` tells it before; `steps` and `resume_at` are then steps
+        of so many batches.
         """
         require_integer("resume_at", resume_at, 0)
+        require_integer("accumulate", accumulate, 1)
         if steps is not None:
             require_integer("steps", steps, 1)
         plan = plan_batches(
@@ -131,61 +167,91 @@ class Worker:
             rank=self.comm.rank,
             seed=self.comm.seed,
         )
-        known = None if plan.timetable is None else plan.timetable.steps
-        ends_after = min((each for each in (known, steps) if each is not None), default=None)
-        self.total_steps = None if ends_after is None else self.steps + ends_after
-        first_pass = self.course.begin(plan, resume_at)
+        self._require_one_loop()
+        most = None if steps is None else steps * accumulate
+        self._loop = Batches(self.course, plan, resume_at * accumulate, most)
+        self._accumulate = accumulate
+        self._steps_before = self.steps
         self.steps += resume_at
-        if steps is not None and resume_at >= steps:
-            return
-        for batch in plan.batches(resume_at, first_pass):
-            self.course.take(batch)
-            yield batch.data
-            self.course.used(batch)
-            if self.course.taken == steps:
-                return
+        return self._loop
+
+    def _require_one_loop(self) -> None:
+        """What goes by the length of the whole training must not hear of another length later."""
+        askers = [each for each in (self.schedule, self.strategy) if each and each.needs_length]
+        if askers and self._loop is not None and self._total_steps is None:
+            raise FlockstepError(
+                f"rank {self.comm.rank}: {askers[0]!r} goes by the length of the whole training, "
+                "which a second worker.batches changes: call it once, and loop over "
+                "worker.batches(…, epochs=N).by_epoch(), or set worker.total_steps first"
+            )
 
     def adjust_loss(self, loss: Tensor, batch: Any) -> Tensor:
         """The loss with what the strategy adds to it. Call it before `backward`; most strategies
         add nothing.
         """
-        return self._hooks.on_loss(self, self.state, loss, batch)
+        with self._names:
+            return self._hooks.on_loss(self, self.state, loss, batch)
 
     def step(self, loss: Tensor | float, accuracy: float | None = None) -> None:
         """Use the gradients: exchange as the strategy says, step, and clear them for the next
         step.
         """
+        self._require_untouched()
         self._record(loss.item() if isinstance(loss, Tensor) else loss, accuracy)
         self.comm.elapse(times=self.course.relative_size)
         self.flat.collect_gradients()
+        if self.course.weight != 1:
+            self.flat.gradients.mul_(self.course.weight)
         self._set_rates()
-        with torch.no_grad():
+        with torch.no_grad(), self._names:
             self._hooks.on_gradients(self, self.state)
             self._hooks.optimizer_step(self, self.state)
             self.flat.gradients.zero_()
             self.steps += 1
             self._hooks.after_step(self, self.state)
+        self.course.use()
         self._open_step()
 
     def finish(self) -> nn.Module:
         """End the training: make this worker's model the one that represents the run, and return
         it.
         """
-        with torch.no_grad():
+        with torch.no_grad(), self._names:
             self._hooks.finish(self, self.state)
         return self.model
 
     def preview(self) -> Tensor:
         """The flat state of the model that stands for the run now; all workers call it together."""
-        return self._hooks.preview(self, self.state)
+        with self._names:
+            return self._hooks.preview(self, self.state)
 
     def counters(self) -> dict[str, Any]:
         """What hooks of a strategy may ask of a worker, beside its model."""
         return {name: getattr(self, name) for name in COUNTERS}
 
+    @contextmanager
+    def changing_parameters(self) -> Iterator[None]:
+        """Between two steps, a change of the parameters that is meant: the same on all workers, or
+        each worker's own business.
+
+            with worker.changing_parameters(), torch.no_grad():
+                model.weight.clamp_(-1, 1)
+        """
+        yield
+        self._changes = self.flat.changes()
+
+    def _require_untouched(self) -> None:
+        if self.flat.changes() != self._changes:
+            raise FlockstepError(
+                f"rank {self.comm.rank}: the parameters were changed outside worker.step before "
+                f"step {self.steps + 1}. worker.step calls optimizer.step() itself: leave yours "
+                "out. A change that is meant belongs into `with worker.changing_parameters():`"
+            )
+
     def _open_step(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self._names:
             self._hooks.before_step(self, self.state)
+        self._changes = self.flat.changes()
 
     def _set_rates(self) -> None:
         """What changes in the course of the training: an optimizer that has stages, and the

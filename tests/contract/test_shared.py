@@ -203,9 +203,51 @@ def test_integers_are_added_whole_and_not_blended(launch):
     assert launch(program, 2) == [([0, 8, 16], ["InvalidField", "InvalidField"])] * 2
 
 
-def test_workers_must_agree_about_a_shared_tensor(launch):
-    with pytest.raises(fs.MismatchError, match="shared"):
-        launch(lambda comm: comm.shared("x", torch.zeros(3 + comm.rank)), 2)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda comm, k: comm.shared(f"x{k}", torch.zeros(6)),
+        lambda comm, k: comm.shared("x", torch.zeros(6 + k)),
+        lambda comm, k: comm.shared("x", torch.zeros((6, 1) if k else (2, 3))),
+        lambda comm, k: comm.shared("x", torch.zeros(6, dtype=torch.int32 if k else None)),
+        lambda comm, k: comm.shared("x", torch.zeros(6), home=k),
+        lambda comm, k: comm.shared("x", torch.zeros(6), home=0 if k else None),
+    ],
+    ids=["name", "size", "shape", "dtype", "home", "no home"],
+)
+def test_workers_must_agree_about_a_shared_tensor(launch, ask):
+    with pytest.raises(fs.MismatchError, match="called shared"):
+        launch(lambda comm: ask(comm, comm.rank), 2)
+
+
+AGAIN = {
+    "size": lambda comm: comm.shared("x", torch.zeros(1000)),
+    "shape": lambda comm: comm.shared("x", torch.zeros(3, 2)),
+    "dtype": lambda comm: comm.shared("x", torch.zeros(6, dtype=torch.float64)),
+    "home": lambda comm: comm.shared("x", torch.zeros(6), home=1),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_shared_tensor_stays_what_it_is(launch, name):
+    """Asked for again it is the same one; as anything else it is refused, with nothing touched."""
+
+    def program(comm):
+        first, other = (comm.shared(each, torch.zeros(6)) for each in "xy")
+        if comm.rank == 0:
+            first.write(torch.ones(6))
+        comm.barrier()
+        again = comm.shared("x", torch.full((6,), 7.0)).read()
+        with pytest.raises(fs.MismatchError) as refused:
+            AGAIN[name](comm)
+        comm.barrier()
+        return again.tolist(), other.read().tolist(), str(refused.value)
+
+    for again, other, message in launch(program, 2):
+        assert (again, other) == ([1.0] * 6, [0.0] * 6)
+        assert message.startswith(
+            "shared tensor 'x' is torch.float32 of shape (6,) at nobody (got torch."
+        )
 
 
 def test_who_waits_sees_the_first_value_that_it_waits_for(launch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import flockstep as fs
 from flockstep.codecs import CODECS
-from flockstep.data import ASSIGNMENTS, ORDERS, SHUFFLES
+from flockstep.data import ASSIGNMENTS, ORDERS, SHUFFLES, BatchRule
 from flockstep.errors import InvalidField
 from flockstep.fields import kinds_of
 from flockstep.network import PRESETS
@@ -27,7 +27,7 @@ REGISTERED: dict[type, list[str]] = {
     fs.Assignment: list(ASSIGNMENTS),
     fs.Sampling: ["sampling"],
     fs.Schedule: list(SCHEDULES),
-    fs.BatchGrowth: ["batch_growth"],
+    BatchRule: ["batch_growth", "global_batch"],
     fs.Network: ["network"],
     fs.Link: ["link", "network"],
     fs.Compute: ["compute"],
@@ -133,7 +133,7 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
     fields: dict[str, Any] = {
         "workers": draw(st.none() | st.integers(1, 64)),
         "target": draw(st.none() | FLOATS),
-        "batch_size": draw(st.none() | st.integers(1, 99) | any_of(fs.BatchGrowth)),
+        "batch_size": draw(st.none() | st.integers(1, 99) | any_of(BatchRule)),
         "schedule": draw(st.none() | any_of(fs.Schedule)),
         "assignment": draw(st.none() | any_of(fs.Assignment)),
         "sampling": draw(st.none() | any_of(fs.Sampling)),
@@ -170,7 +170,7 @@ PLACES = {
     fs.Assignment: lambda assignment: {"assignment": assignment},
     fs.Sampling: lambda sampling: {"sampling": sampling},
     fs.Schedule: lambda schedule: {"schedule": schedule},
-    fs.BatchGrowth: lambda growth: {"batch_size": growth},
+    BatchRule: lambda growth: {"batch_size": growth},
     fs.Network: lambda network: {"network": network},
     fs.Link: lambda link: {"network": fs.Network(1, 1, inside=link, household_size=2)},
     fs.Compute: lambda compute: {"compute": compute},

@@ -4,7 +4,6 @@ by side.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from rich.table import Table
 from flockstep.backends import Backend, Compute, LocalProcesses, Simulator
 from flockstep.network import Network
 from flockstep.notation import written
-from flockstep.result import Result
+from flockstep.result import Result, as_json
 from flockstep.strategies import (
     ADPSGD,
     EASGD,
@@ -49,7 +48,7 @@ STRATEGIES: tuple[Strategy[Any], ...] = (
 )
 
 
-def compare(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
+def compare(workers: int, processes: int, epochs: int, seed: int, for_machines: bool) -> None:
     """Train, show progress on stderr, print a table (or a JSON object per run) on stdout."""
     results: list[tuple[str, int, Strategy[Any], Result]] = []
     with (
@@ -69,9 +68,9 @@ def compare(workers: int, processes: int, epochs: int, seed: int, as_json: bool)
                 )
                 results.append((place, count, strategy, result))
                 progress.advance(bar)
-    if as_json:
+    if for_machines:
         for place, _, _, result in results:
-            click.echo(json.dumps({**result.config, "backend": place, "metrics": result.metrics}))
+            click.echo(as_json(result.config | {"backend": place, "metrics": result.metrics}))
         return
     _print(results, epochs)
 
@@ -122,15 +121,15 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
 @click.option("--seed", default=0, show_default=True, help="Decides everything random.")
 @click.option(
     "--json",
-    "as_json",
+    "for_machines",
     is_flag=True,
     help="Print one JSON object per run on stdout and nothing else there.",
 )
-def demo(workers: int, processes: int, epochs: int, seed: int, as_json: bool) -> None:
+def demo(workers: int, processes: int, epochs: int, seed: int, for_machines: bool) -> None:
     """Train handwritten digits with a strategy of each kind, simulated and for real, and compare.
 
     \b
     flockstep demo
     flockstep demo --workers 64 --epochs 5 --json
     """
-    compare(workers, processes, epochs, seed, as_json)
+    compare(workers, processes, epochs, seed, for_machines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ from rich.table import Table
 
 from flockstep.data import ORDERS, SHUFFLES, Sampling
 from flockstep.device import DEVICES
-from flockstep.errors import InvalidField, UnknownName, WorkerError
+from flockstep.errors import InvalidField, NonFiniteLoss, UnknownName, WorkerError
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings, written
-from flockstep.result import Result, require_result_folder
+from flockstep.result import Result, as_json, require_result_folder
 from flockstep.spec import MEASURES, RunSpec, load_table, overridden
 from flockstep.strategies import Strategy
 from flockstep.training import run as train
@@ -79,7 +79,7 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
 @click.option(
     "--json",
-    "as_json",
+    "for_machines",
     is_flag=True,
     help="Print one JSON object on stdout and nothing else there.",
 )
@@ -90,7 +90,7 @@ def run(
     print_spec: bool,
     trace: Path | None,
     out: Path | None,
-    as_json: bool,
+    for_machines: bool,
     **flags: str | None,
 ) -> None:
     """Train TASK with STRATEGY, or what SPEC.toml says, and print what came of it.
@@ -110,7 +110,7 @@ def run(
     given = {name: text for name, text in flags.items() if text is not None}
     spec = make_run_spec(task, strategy, settings, given)
     if print_spec:
-        click.echo(spec.to_json() if as_json else spec.to_toml(), nl=as_json)
+        click.echo(spec.to_json() if for_machines else spec.to_toml(), nl=for_machines)
         return
 
     is_lead = make_backend(spec.backend).is_lead
@@ -126,12 +126,23 @@ def run(
         return
     if out:
         result.save(out)
-    if as_json:
-        history = [dict(look) for look in result.history]
-        figures = {"metrics": result.metrics, "history": history, "lost": result.lost}
-        click.echo(json.dumps({**result.config, **figures}))
+    if for_machines:
+        figures = {"metrics": result.metrics, "history": result.history, "lost": result.lost}
+        click.echo(as_json(result.config | figures))
     else:
         _show(spec, result)
+    _require_finite(result)
+
+
+def _require_finite(result: Result) -> None:
+    """What a run has come to is shown and kept, whatever it is; who goes by the exit code must
+    hear of it.
+    """
+    for name in ("test_loss", "test_accuracy"):
+        value = result.metrics.get(name)
+        if isinstance(value, float) and not math.isfinite(value):
+            steps = result.metrics["steps"]
+            raise NonFiniteLoss(f"'{name}' of the trained model is {value} after {steps} steps")
 
 
 def make_run_spec(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_at_first
 from flockstep.comm.clock import Clock
-from flockstep.comm.contract import Comm, Gathered, SharedTensor, broadcast_from_first, signature
+from flockstep.comm.contract import (
+    Comm,
+    Gathered,
+    Namespace,
+    SharedTensor,
+    broadcast_from_first,
+    shared_form,
+    signature,
+)
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
@@ -17,6 +25,7 @@ __all__ = [
     "Comm",
     "Gathered",
     "Meter",
+    "Namespace",
     "SharedTensor",
     "Trace",
     "averager",
@@ -24,6 +33,7 @@ __all__ = [
     "events_per_worker",
     "reduce_in_rank_order",
     "require_algorithm",
+    "shared_form",
     "signature",
     "sum_at_first",
 ]

@@ -28,6 +28,7 @@ as they were, and:
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from abc import ABC, abstractmethod
@@ -41,7 +42,7 @@ from flockstep.comm.clock import Clock
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.errors import FlockstepError, MismatchError, WorkerLost
-from flockstep.fields import require, require_choice, require_number
+from flockstep.fields import require, require_choice, require_number, require_tensor
 from flockstep.network import costs
 
 
@@ -68,6 +69,10 @@ class Comm(ABC):
     seed: int
     meter: Meter
     clock: Clock | None = None  # where time passes by itself
+    # What comes before the names of shared tensors that are asked for now. Every Worker has its
+    # own, so that two of them on one comm, or a program beside them, do not meet by accident.
+    namespace = ""
+    workers_made = 0
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -78,6 +83,7 @@ class Comm(ABC):
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """Replace `tensor` on every worker by the sum, mean, max or min over all workers."""
+        require_tensor("tensor", tensor)
         require_choice("op", op, REDUCTIONS)
         averages_integers = op == "mean" and not tensor.dtype.is_floating_point
         require(not averages_integers, "op", "be 'sum', 'max' or 'min' for integers", op)
@@ -94,6 +100,7 @@ class Comm(ABC):
         """Copies of every worker's tensor, in rank order, and whose they are. First dimensions may
         differ.
         """
+        require_tensor("tensor", tensor)
         if self.size == 1:
             return Gathered([tensor.detach().clone()], [self.rank])
         with self.meter.call("all_gather"):
@@ -102,6 +109,7 @@ class Comm(ABC):
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Replace `tensor` on every worker by that of `root`."""
+        require_tensor("tensor", tensor)
         self._require_rank("root", root)
         if self.size > 1:
             distance = (self.rank - root) % self.size
@@ -122,6 +130,7 @@ class Comm(ABC):
         """Send `tensor` to `peer`, which must `recv` it. Messages between two workers arrive in
         order.
         """
+        require_tensor("tensor", tensor)
         self._require_peer(peer)
         with self.meter.call("send", self._in_world(peer)):
             self.meter.count(tensor.nbytes)
@@ -129,6 +138,7 @@ class Comm(ABC):
 
     def recv(self, tensor: Tensor, peer: int) -> Tensor:
         """Wait for the next message of `peer` and write it into `tensor`."""
+        require_tensor("tensor", tensor)
         self._require_peer(peer)
         with self.meter.call("recv", self._in_world(peer)):
             self._recv(tensor.detach(), peer)
@@ -138,6 +148,7 @@ class Comm(ABC):
         """Give `tensor` to `peer` and return a copy of the one that `peer` gives in the same
         call.
         """
+        require_tensor("tensor", tensor)
         self._require_peer(peer)
         with self.meter.call("exchange", self._in_world(peer)):
             self.meter.count(tensor.nbytes)
@@ -154,19 +165,33 @@ class Comm(ABC):
         `like`.
 
         By default it lives at nobody's: every access travels. It costs nothing to the worker
-        `home`, if it lives there."""
+        `home`, if it lives there. Asked for again it is the same one, as it is by now: shape, dtype
+        and home must be, too."""
+        require(isinstance(name, str), "name", "be a text", name)
+        require_tensor("like", like)
         if home is not None:
             self._require_rank("home", home)
+        form = shared_form(like, home)
+        known = self._forms.setdefault(self.namespace + name, form)
+        if known != form:
+            raise MismatchError(f"shared tensor {name!r} is {known} (got {form})")
         with self.meter.call("shared"):
-            shared = self._shared(name, like, home)
+            shared = self._shared(self.namespace + name, like, home)
+        shared.name = name
         shared.is_home = home == self.rank
         if home is not None and not shared.is_home:
             shared.peer = self._in_world(home)
         shared.counts_staleness = home is None and like.dtype.is_floating_point
         return shared
 
+    @functools.cached_property
+    def _forms(self) -> dict[str, str]:
+        """What the shared tensors of this comm are, by name."""
+        return {}
+
     @abstractmethod
-    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor: ...
+    def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
+        """Core: all members must say the same of it, as `shared_form` has it."""
 
     @abstractmethod
     def now(self) -> float:
@@ -304,6 +329,22 @@ class Comm(ABC):
     def _require_peer(self, peer: int) -> None:
         self._require_rank("peer", peer)
         require(peer != self.rank, "peer", "be another worker than the caller", peer)
+
+
+class Namespace:
+    """Inside a `with`, shared tensors of a comm are those of this namespace."""
+
+    def __init__(self, comm: Comm, prefix: str) -> None:
+        self._comm = comm
+        self._prefix = prefix
+        self._before: list[str] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self._comm.namespace)
+        self._comm.namespace = self._prefix
+
+    def __exit__(self, *_: object) -> None:
+        self._comm.namespace = self._before.pop()
 
 
 class SharedTensor(ABC):
@@ -450,6 +491,7 @@ class SharedTensor(ABC):
             self.meter.count(nbytes)
 
     def _check(self, tensor: Tensor) -> None:
+        require_tensor("tensor", tensor)
         if tensor.shape != self.shape or tensor.dtype != self.dtype:
             own, given = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (self, tensor))
             raise MismatchError(f"shared tensor {self.name!r} is {own} (got {given})")
@@ -462,6 +504,12 @@ def broadcast_from_first(comm: Comm, tensor: Tensor, roots: Sequence[int]) -> No
             comm.broadcast(tensor, root)
             return
     comm.broadcast(tensor, roots[-1])
+
+
+def shared_form(like: Tensor, home: int | None) -> str:
+    """What all must agree about who ask for a shared tensor of one name."""
+    where = "nobody" if home is None else f"rank {home}"
+    return f"{like.dtype} of shape {tuple(like.shape)} at {where}"
 
 
 def signature(tensor: Tensor) -> str:

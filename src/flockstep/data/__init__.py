@@ -17,15 +17,16 @@ from flockstep.data.assignment import (
 from flockstep.data.augmentation import PadCropFlip
 from flockstep.data.batch_growth import BatchGrowth
 from flockstep.data.batches import plan_batches
-from flockstep.data.course import Course
+from flockstep.data.course import Batches, Course
 from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, dataset, find_dataset
 from flockstep.data.fetching import fetch
 from flockstep.data.files import folders
+from flockstep.data.global_batch import GlobalBatch
 from flockstep.data.memory import InMemory
 from flockstep.data.overlap import Overlap, overlap_of
 from flockstep.data.sampling import ORDERS, SHUFFLES, Sampling
 from flockstep.data.sources import in_order, is_stream, source_of
-from flockstep.data.timetable import BatchSize, Timetable
+from flockstep.data.timetable import BatchRule, BatchSize, Timetable
 
 __all__ = [
     "ASSIGNMENTS",
@@ -35,12 +36,15 @@ __all__ = [
     "SHUFFLES",
     "Assignment",
     "BatchGrowth",
+    "BatchRule",
     "BatchSize",
+    "Batches",
     "Coarse",
     "Course",
     "Disjoint",
     "FineGrained",
     "FullOverlap",
+    "GlobalBatch",
     "HouseholdShards",
     "InMemory",
     "MediumCoarse",

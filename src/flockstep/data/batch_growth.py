@@ -6,11 +6,12 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flockstep.data.timetable import BatchRule, Growing, Timetable
 from flockstep.fields import require, require_integer, require_marks, require_number
 
 
 @dataclass(frozen=True)
-class BatchGrowth:
+class BatchGrowth(BatchRule):
     """Larger batches at each of some moments, in place of a decay of the learning rate.
 
         b(s) = min(b_max, round(b_0 · n^(number of marks ≤ s)))
@@ -50,6 +51,9 @@ class BatchGrowth:
                 f"be at least initial, {self.initial}",
                 self.maximum,
             )
+
+    def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
+        return Growing(held, samples, passes, self.size_at)
 
     def size_at(self, fraction: float) -> int:
         """The batch of one worker when `fraction` of all samples has been processed."""

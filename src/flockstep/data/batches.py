@@ -22,7 +22,7 @@ from flockstep.data.sources import (
     source_of,
     stream_batches,
 )
-from flockstep.data.timetable import BatchSize, Timetable, timetable
+from flockstep.data.timetable import BatchRule, BatchSize, Timetable, timetable
 from flockstep.fields import require, require_integer
 from flockstep.randomness import Purpose, numpy_stream
 
@@ -35,6 +35,7 @@ class Batch:
         data: what the model sees.
         samples: how many.
         relative_size: the batch size by now, in terms of the first; 1 unless it grows.
+        weight: what its mean gradient counts for among those of all workers.
         ends_epoch: whether all workers together have now gone over the data once more.
         ends_pass: whether this worker has now gone over its own samples once more.
     """
@@ -42,6 +43,7 @@ class Batch:
     data: Any
     samples: int
     relative_size: float
+    weight: float
     ends_epoch: bool
     ends_pass: bool
 
@@ -58,6 +60,10 @@ class Plan:
     rank: int
     seed: int
 
+    @property
+    def passes(self) -> int:
+        return self.timetable.passes
+
     def batches(self, resume_at: int, first_pass: int) -> Iterator[Batch]:
         """All batches from step `resume_at` on. `first_pass` passes over the data have gone
         before.
@@ -66,8 +72,8 @@ class Plan:
         passes, step = self._whole_passes(resume_at)
         for number in range(passes, table.passes):
             order = self._order(first_pass + number)
-            starts, sizes = table.cuts(number)
-            for start, size in zip(starts, sizes, strict=True):
+            starts, sizes = table.cuts(number, self.rank)
+            for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
                 step += 1
                 if step <= resume_at:
                     continue
@@ -82,8 +88,9 @@ class Plan:
                     data,
                     len(chosen),
                     size / table.first_size,
+                    table.weight(index, self.rank),
                     ends_epoch,
-                    ends_pass=start == starts[-1],
+                    ends_pass=index + 1 == len(starts),
                 )
 
     def done_in(self, steps: int) -> tuple[int, int, int]:
@@ -97,7 +104,7 @@ class Plan:
         )
         samples, left = 0, steps
         for number in range(self.timetable.passes):
-            starts, sizes = self.timetable.cuts(number)
+            starts, sizes = self.timetable.cuts(number, self.rank)
             samples += sum(
                 min(max(held - start, 1), size)
                 for start, size in zip(starts[:left], sizes, strict=False)
@@ -110,10 +117,11 @@ class Plan:
     def _whole_passes(self, steps: int) -> tuple[int, int]:
         """How many passes are over after `steps` steps, and how many steps they took."""
         passes = before = 0
-        while (
-            passes < self.timetable.passes and before + len(self.timetable.cuts(passes)[0]) <= steps
-        ):
-            before += len(self.timetable.cuts(passes)[0])
+        while passes < self.timetable.passes:
+            length = len(self.timetable.cuts(passes, self.rank)[0])
+            if before + length > steps:
+                break
+            before += length
             passes += 1
         return passes, before
 
@@ -147,13 +155,13 @@ class StreamPlan:
             # One batch is held back: only the stream's end tells which was the last.
             for batch in stream_batches(self.dataset, self.batch_size, self.workers, self.rank):
                 if held is not None:
-                    yield Batch(*held, relative_size=1, ends_epoch=False, ends_pass=False)
+                    yield Batch(*held, relative_size=1, weight=1, ends_epoch=False, ends_pass=False)
                 held = batch
             require(
                 held is not None, "dataset", "give at least one sample in every pass", self.dataset
             )
             if held is not None:
-                yield Batch(*held, relative_size=1, ends_epoch=True, ends_pass=True)
+                yield Batch(*held, relative_size=1, weight=1, ends_epoch=True, ends_pass=True)
 
     def done_in(self, steps: int) -> tuple[int, int, int]:
         require(
@@ -209,10 +217,10 @@ def plan_batches(
         whole = isinstance(assignment, FullOverlap)
         size = int(batch_size)  # type: ignore[arg-type]
         return StreamPlan(dataset, size, epochs, *((1, 0) if whole else (workers, rank)))
-    if not hasattr(batch_size, "size_at"):
+    if not isinstance(batch_size, BatchRule):
         require_integer("batch_size", batch_size, 1)
     source = source_of(dataset)
     sampling = sampling or Sampling()
     parts = sampling.parts(assignment, source.samples, workers, seed, epoch=0)
-    table = timetable(max(map(len, parts)), source.samples, workers, epochs, batch_size)
+    table = timetable(tuple(map(len, parts)), source.samples, epochs, batch_size)
     return Plan(source, assignment, sampling, table, workers, rank, seed)

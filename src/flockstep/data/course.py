@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from flockstep.data.batches import Batch, Plan, StreamPlan
 
 
@@ -13,9 +16,11 @@ class Course:
         epoch: how often all workers together have gone over the data, once the batch that ends an
             epoch has been used.
         epochs_ended: the same, as soon as that batch is taken.
-        passes: of this worker over its own samples.
+        passes: of this worker over its own samples, once the last batch of each has been used.
         relative_size: the batch size by now, in terms of the first.
+        weight: what the gradients of the batches that are not used yet count for, on average.
         taken: batches of the loop that is under way.
+        used: those of them that are in a step already. Gradients of several may make one step.
     """
 
     def __init__(self) -> None:
@@ -24,7 +29,10 @@ class Course:
         self.epochs_ended = 0
         self.passes = 0
         self.relative_size = 1.0
+        self.weight = 1.0
         self.taken = 0
+        self.used = 0
+        self._passes_ended = 0
         self._plan: Plan | StreamPlan | None = None
         self._epochs_before = 0  # the plan
 
@@ -32,30 +40,105 @@ class Course:
         """Go by `plan` from now on, of which `resume_at` batches are taken already. Return how many
         passes went before.
         """
-        self._plan, self.taken = plan, resume_at
+        self._plan, self.taken, self.used = plan, resume_at, resume_at
         self._epochs_before, passes_before = self.epoch, self.passes
         samples, epochs, passes = plan.done_in(resume_at)
         self.samples += samples
         self.epoch += epochs
         self.passes += passes
-        self.epochs_ended = self.epoch
+        self.epochs_ended, self._passes_ended = self.epoch, self.passes
         return passes_before
 
     def take(self, batch: Batch) -> None:
         self.samples += batch.samples
         self.relative_size = batch.relative_size
+        waiting = self.taken - self.used
+        self.weight = (self.weight * waiting + batch.weight) / (waiting + 1)
+        self._count(batch)
+
+    def skip(self, batch: Batch) -> None:
+        """Nobody looks at this batch."""
+        self._count(batch)
+        self.go_on()
+
+    def use(self) -> None:
+        """A step has been made of what was taken."""
+        self.used = self.taken
+        self.go_on()
+
+    def go_on(self) -> None:
+        """What was taken lies behind."""
+        self.epoch, self.passes = self.epochs_ended, self._passes_ended
+
+    def _count(self, batch: Batch) -> None:
         self.taken += 1
         self.epochs_ended += batch.ends_epoch
-
-    def used(self, batch: Batch) -> None:
-        self.epoch += batch.ends_epoch
-        self.passes += batch.ends_pass
+        self._passes_ended += batch.ends_pass
 
     @property
     def epochs_done(self) -> float:
-        """How many epochs had passed before the batch that was taken last, fractions too."""
+        """How many epochs had passed before the batches that the next step is made of, fractions
+        too.
+        """
         if self._plan is None or self._plan.timetable is None:
             return self.epoch
-        # By batches rather than steps: gradients of several may be gathered for one step.
-        before = max(0, self.taken - 1)
-        return self._epochs_before + self._plan.timetable.epochs_done(before)
+        return self._epochs_before + self._plan.timetable.epochs_done(self.used)
+
+
+class Batches(Iterator[Any]):
+    """One loop of a worker over its data, as `worker.batches` gives it.
+
+        for x, y in batches: …
+
+        for epoch in batches.by_epoch():
+            for x, y in epoch: …
+
+    Fields:
+        steps: how many batches there are; None where nobody knows.
+    """
+
+    def __init__(
+        self, course: Course, plan: Plan | StreamPlan, resume_at: int, steps: int | None
+    ) -> None:
+        known = None if plan.timetable is None else plan.timetable.steps
+        self.steps = min((each for each in (known, steps) if each is not None), default=None)
+        passes_before = course.begin(plan, resume_at)
+        self._passes_left = plan.passes - (course.passes - passes_before)
+        self._course = course
+        self._coming = plan.batches(resume_at, passes_before)
+        self._is_in_epoch = False
+
+    def __next__(self) -> Any:
+        self._course.go_on()
+        if not self._has_more():
+            raise StopIteration
+        batch = next(self._coming)
+        self._course.take(batch)
+        self._note(batch)
+        return batch.data
+
+    def by_epoch(self) -> Iterator[Iterator[Any]]:
+        """The batches of each epoch: of each pass over this worker's samples. What is left of an
+        epoch whose loop was broken off is passed over.
+        """
+        while self._has_more():
+            yield self._epoch()
+            while self._is_in_epoch and self._has_more():
+                batch = next(self._coming)
+                self._course.skip(batch)
+                self._note(batch)
+
+    def _epoch(self) -> Iterator[Any]:
+        for data in self:
+            yield data
+            if not self._is_in_epoch:
+                self._course.go_on()
+                return
+
+    def _has_more(self) -> bool:
+        is_long_enough = self.steps is None or self._course.taken < self.steps
+        return self._passes_left > 0 and is_long_enough
+
+    def _note(self, batch: Batch) -> None:
+        self._is_in_epoch = not batch.ends_pass
+        self._passes_left -= batch.ends_pass

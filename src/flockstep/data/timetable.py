@@ -8,23 +8,23 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 
-class GrowingBatch(Protocol):
-    """A batch size that grows in the course of the training, and never shrinks."""
+class BatchRule(ABC):
+    """Base class: a batch size that is not one number for every worker and step. Children are
+    frozen dataclasses.
+    """
 
-    def size_at(self, fraction: float) -> int:
-        """The size of one worker's batch when `fraction` of the training is done."""
+    @abstractmethod
+    def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
+        """For workers of which each holds so many samples, of `samples` in all."""
 
-    def __hash__(self) -> int: ...
 
-
-BatchSize = int | GrowingBatch
+BatchSize = int | BatchRule
 Cuts = tuple[Sequence[int], Sequence[int]]  # where the batches of a pass begin, and their sizes
 
 
@@ -37,11 +37,13 @@ class Timetable(ABC):
     passes: int
     steps: int
     epochs: int
-    first_size: int
+    first_size: float
 
     @abstractmethod
-    def cuts(self, number: int) -> Cuts:
-        """The batches of a pass. The last may find fewer samples than its size."""
+    def cuts(self, number: int, rank: int) -> Cuts:
+        """A rank's batches of a pass, as many as every other's. The last may find fewer samples
+        than its size.
+        """
 
     @abstractmethod
     def epochs_done(self, steps: int) -> float:
@@ -51,36 +53,48 @@ class Timetable(ABC):
     def step_of(self, epoch: float) -> int:
         """The first step at which so many epochs are over, fractions too."""
 
+    def weight(self, index: int, rank: int) -> float:
+        """What the mean gradient of a rank's batch counts for among all ranks', if that is the
+        batch's number in its pass: more than 1 where it has more samples than the others'.
+        """
+        return 1.0
+
 
 @dataclass(frozen=True)
-class Steady(Timetable):
-    """Batches of one size."""
+class Regular(Timetable):
+    """As many samples in every step, of all workers together.
 
-    longest: int
+    Fields:
+        held: how many samples each rank holds.
+        samples: in all.
+        together: a step.
+    """
+
+    held: tuple[int, ...]
     samples: int
-    workers: int
     passes: int
-    first_size: int
+    together: int
 
     @functools.cached_property
-    def _cuts(self) -> Cuts:
-        starts = range(0, self.longest, self.first_size)
-        return starts, [self.first_size] * len(starts)
+    def first_size(self) -> float:  # type: ignore[override]
+        return self.together / len(self.held)
 
     @functools.cached_property
     def _interval(self) -> int:
-        return -(-self.samples // (self.first_size * self.workers))
+        return -(-self.samples // self.together)
+
+    @functools.cached_property
+    def _steps_of_pass(self) -> int:
+        """Until the last rank has taken all that it holds."""
+        return -(-max(self.held) * len(self.held) // self.together)
 
     @functools.cached_property
     def steps(self) -> int:  # type: ignore[override]
-        return self.passes * len(self._cuts[0])
+        return self.passes * self._steps_of_pass
 
     @functools.cached_property
     def epochs(self) -> int:  # type: ignore[override]
         return -(-self.steps // self._interval)
-
-    def cuts(self, number: int) -> Cuts:
-        return self._cuts
 
     def epochs_done(self, steps: int) -> float:
         whole, rest = divmod(steps, self._interval)
@@ -94,21 +108,91 @@ class Steady(Timetable):
         return math.ceil(epoch * self._interval)
 
 
+@dataclass(frozen=True)
+class Steady(Regular):
+    """Batches of one size."""
+
+    @functools.cached_property
+    def _cuts(self) -> Cuts:
+        size = self.together // len(self.held)
+        starts = range(0, max(self.held), size)
+        return starts, [size] * len(starts)
+
+    def cuts(self, number: int, rank: int) -> Cuts:
+        return self._cuts
+
+
+@dataclass(frozen=True)
+class Dealt(Regular):
+    """Batches of all workers together that do not divide by their number.
+
+    Of G samples in step t of a pass, the worker in place r of M takes
+
+        b = ⌊((t + 1)·G + M − 1 − r)/M⌋ − ⌊(t·G + M − 1 − r)/M⌋
+
+    which are G in all. They differ by at most one, between workers and between steps, so that all
+    come to the end of equal parts in the same step. Who holds one sample more has an early
+    place."""
+
+    @functools.cached_property
+    def _places(self) -> list[int]:
+        """Of each rank."""
+        order = sorted(range(len(self.held)), key=lambda rank: -self.held[rank])
+        return sorted(range(len(self.held)), key=order.__getitem__)
+
+    def _start(self, step: int, rank: int) -> int:
+        workers = len(self.held)
+        return (step * self.together + workers - 1 - self._places[rank]) // workers
+
+    @functools.cached_property
+    def _steps_of_pass(self) -> int:
+        pairs = zip(self.held, self._places, strict=True)
+        needed = (len(self.held) * (held - 1) + place + 1 for held, place in pairs)
+        return -(-max(needed) // self.together)
+
+    def cuts(self, number: int, rank: int) -> Cuts:
+        starts = [self._start(step, rank) for step in range(self._steps_of_pass + 1)]
+        return starts[:-1], np.diff(starts).tolist()
+
+    def weight(self, index: int, rank: int) -> float:
+        workers, found = len(self.held), self.together
+        if index >= self._whole_steps:
+            found = sum(self._found(index, each) for each in range(workers))
+        return self._found(index, rank) * workers / found
+
+    @functools.cached_property
+    def _whole_steps(self) -> int:
+        """Steps of a pass in which every rank finds as many samples as it should."""
+        pairs = zip(self.held, self._places, strict=True)
+        return min((len(self.held) * held + place) // self.together for held, place in pairs)
+
+    def _found(self, index: int, rank: int) -> int:
+        """How many samples that batch has. At the end of a pass some find fewer, or see one
+        again.
+        """
+        start, end = self._start(index, rank), self._start(index + 1, rank)
+        return max(min(end, self.held[rank]) - start, 1)
+
+
 class Growing(Timetable):
-    """Batches that grow, at fractions of all samples."""
+    """Batches that grow; `size_at` says how large one worker's is at a fraction of all samples."""
 
     def __init__(
-        self, longest: int, samples: int, workers: int, passes: int, batch_size: GrowingBatch
+        self,
+        held: tuple[int, ...],
+        samples: int,
+        passes: int,
+        size_at: Callable[[float], int],
     ) -> None:
         self.passes = passes
-        self._cuts = [_grown(longest, number, passes, batch_size) for number in range(passes)]
+        self._cuts = [_grown(max(held), number, passes, size_at) for number in range(passes)]
         sizes = [size for _, lengths in self._cuts for size in lengths]
         self.first_size = sizes[0]
         self.steps = len(sizes)
-        self._ends = _epoch_ends(np.cumsum(sizes) * workers, samples)
+        self._ends = _epoch_ends(np.cumsum(sizes) * len(held), samples)
         self.epochs = len(self._ends)
 
-    def cuts(self, number: int) -> Cuts:
+    def cuts(self, number: int, rank: int) -> Cuts:
         return self._cuts[number]
 
     def epochs_done(self, steps: int) -> float:
@@ -127,24 +211,22 @@ class Growing(Timetable):
 
 
 @functools.lru_cache(maxsize=8)  # a thousand simulated workers ask for the same
-def timetable(
-    longest: int, samples: int, workers: int, passes: int, batch_size: BatchSize
-) -> Timetable:
-    """The timetable of `passes` passes over at most `longest` samples a worker, of `samples` in
+def timetable(held: tuple[int, ...], samples: int, passes: int, batch_size: BatchSize) -> Timetable:
+    """The timetable of `passes` passes over the samples that each worker holds, of `samples` in
     all.
     """
     if isinstance(batch_size, int):
-        return Steady(longest, samples, workers, passes, batch_size)
-    return Growing(longest, samples, workers, passes, batch_size)
+        return Steady(held, samples, passes, batch_size * len(held))
+    return batch_size.timetable(held, samples, passes)
 
 
-def _grown(longest: int, number: int, passes: int, batch_size: GrowingBatch) -> Cuts:
+def _grown(longest: int, number: int, passes: int, size_at: Callable[[float], int]) -> Cuts:
     starts: list[int] = []
     sizes: list[int] = []
     position = 0
     while position < longest:
         starts.append(position)
-        sizes.append(batch_size.size_at((number + position / longest) / passes))
+        sizes.append(size_at((number + position / longest) / passes))
         position += sizes[-1]
     return starts, sizes
 

@@ -31,6 +31,13 @@ class Schedule(ABC):
     name: ClassVar[str]
     """The name on the command line."""
 
+    @property
+    def needs_length(self) -> bool:
+        """Whether it goes by `progress.fraction` or `total_steps`, and so must know from the start
+        how long the training will be. That is the safe answer.
+        """
+        return True
+
     @abstractmethod
     def factor(self, progress: Progress) -> float:
         """What the base rate is multiplied with for the next step."""
@@ -82,6 +89,10 @@ class Product(Schedule):
         rule = f"be a product of at most {MOST_FACTORS} factors"
         require(_factors(self) <= MOST_FACTORS, "schedule", rule, _factors(self))
 
+    @property
+    def needs_length(self) -> bool:
+        return self.left.needs_length or self.right.needs_length
+
     def factor(self, progress: Progress) -> float:
         return self.left.factor(progress) * self.right.factor(progress)
 
@@ -92,8 +103,16 @@ def _factors(schedule: Schedule) -> int:
     return 1
 
 
+class _ByEpoch(Schedule):
+    """A schedule that goes by nothing but epochs."""
+
+    @property
+    def needs_length(self) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
-class Constant(Schedule):
+class Constant(_ByEpoch):
     """The base rate throughout.
 
         f(t) = 1
@@ -109,7 +128,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
-class Warmup(Schedule):
+class Warmup(_ByEpoch):
     """A ramp to the base rate, then the base rate.
 
         f(e) = s + (1 − s) · min(1, e/k)
@@ -139,7 +158,7 @@ class Warmup(Schedule):
 
 
 @dataclass(frozen=True)
-class LinearScaling(Schedule):
+class LinearScaling(_ByEpoch):
     """A rate that grows with the batch: from the base rate, ramp up to `scale` times it.
 
         f(e) = 1 + (n − 1) · min(1, e/k)

@@ -4,10 +4,12 @@ influence each other.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from flockstep.errors import InvalidField
 from flockstep.strategies._state import load_state, save_state
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ class Strategy(Generic[State]):
     `worker.comm` and change `worker.flat.state`, `.parameters` and `.gradients` in place. They are
     only called where there is more than one worker."""
 
+    def __init_subclass__(cls, **how: Any) -> None:
+        super().__init_subclass__(**how)
+        _require_known_hooks(cls)
+
     name: ClassVar[str]
     """The name on the command line."""
 
@@ -34,6 +40,11 @@ class Strategy(Generic[State]):
         """Whether `worker.step` must be told the accuracy on each batch, which costs a loop
         something.
         """
+        return False
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the method goes by `worker.total_steps`, which must then not change later."""
         return False
 
     @property
@@ -89,3 +100,19 @@ class Strategy(Generic[State]):
 
     def finish(self, worker: Worker, state: State) -> None:
         """Make `worker.flat.state` that of the model that represents the run, on every worker."""
+
+
+HOOKS = [name for name in vars(Strategy) if not name.startswith("_")]
+
+
+def _require_known_hooks(strategy: type[Strategy[Any]]) -> None:
+    """What is nearly called like a hook would never be called."""
+    for name, value in vars(strategy).items():
+        is_own = not name.startswith("_") and name not in HOOKS
+        if is_own and (callable(value) or isinstance(value, property)):
+            near = get_close_matches(name, HOOKS, n=1, cutoff=0.87)
+            if near:
+                raise InvalidField(
+                    f"{strategy.__name__}.{name} must have another name: it is no hook, and would "
+                    f"never be called. Did you mean {near[0]!r}? (got {name!r})"
+                )

@@ -58,6 +58,10 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
             )
         require_integer("period", self.period, 1)
 
+    @property
+    def needs_length(self) -> bool:
+        return not isinstance(self.switch_at, int)
+
     def init(self, worker: Worker) -> PostLocalSGDState:
         return PostLocalSGDState()
 

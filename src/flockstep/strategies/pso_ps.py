@@ -95,6 +95,10 @@ class PSOPS(Strategy[PSOPSState]):
         require_choice("decay", self.decay, ("attraction", "all", "none"))
         require_choice("random", self.random, ("scalar", "vector"))
 
+    @property
+    def needs_length(self) -> bool:
+        return True  # the inertia falls until the end
+
     def init(self, worker: Worker) -> PSOPSState:
         draw = torch_stream(Purpose.SWARM, worker.comm.seed, worker.comm.rank)
         return PSOPSState(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from flockstep.data import in_order, is_stream, source_of
+from flockstep.data import GlobalBatch, in_order, is_stream, source_of
 from flockstep.device import on_device
 from flockstep.errors import UnknownName, unknown_name
 from flockstep.fields import require, require_integer
@@ -78,11 +78,12 @@ class Task:
         is_schedule = self.schedule is None or isinstance(self.schedule, Schedule)
         require(is_schedule, "schedule", "be one such as fs.Cosine()", self.schedule)
 
-    def batch_size_for(self, workers: int) -> int:
+    def batch_size_for(self, workers: int) -> int | GlobalBatch:
         """The batch of one worker, if nobody says otherwise."""
-        return (
-            self.batch_size if self.global_batch is None else max(1, self.global_batch // workers)
-        )
+        if self.global_batch is None:
+            return self.batch_size
+        each, rest = divmod(self.global_batch, workers)
+        return GlobalBatch(self.global_batch) if rest or not each else each
 
     def check(self) -> None:
         """Complain of data that do not fit the model, before any worker starts. Of own losses

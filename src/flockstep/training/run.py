@@ -16,7 +16,7 @@ import torch
 
 from flockstep.backends import Backend, Simulator
 from flockstep.comm import events_per_worker
-from flockstep.data import plan_batches
+from flockstep.data import BatchGrowth, plan_batches
 from flockstep.errors import InvalidField, WorkerLost, unknown_name
 from flockstep.fields import require
 from flockstep.launch import BACKENDS, launch, make_backend
@@ -184,7 +184,7 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
 
     if any(getattr(spec, budget) is not None for budget in ("steps", "seconds", "bytes")):
         rule = "be a number where the budget does not tell how many samples there will be"
-        require(isinstance(batch_size, int), "batch_size", rule, batch_size)
+        require(not isinstance(batch_size, BatchGrowth), "batch_size", rule, batch_size)
     if spec.seconds is not None or spec.bytes is not None:
         return ENDLESS, table(ENDLESS)
     if spec.steps is None:

@@ -25,7 +25,7 @@ from flockstep.backends.cluster.groups import (
     patiently,
 )
 from flockstep.backends.cluster.wire import DTYPES
-from flockstep.comm import Clock, Comm, Gathered, Meter, SharedTensor, signature
+from flockstep.comm import Clock, Comm, Gathered, Meter, SharedTensor, shared_form, signature
 from flockstep.errors import FlockstepError, MismatchError
 
 # How long a broken connection may be known here before the coordinator says who is lost.
@@ -108,7 +108,7 @@ class ClusterComm(Comm):
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         text, key, known = (
-            f"shared({name!r}) at {home} of {signature(like)}",
+            f"shared({name!r}: {shared_form(like, home)})",
             (self.name, name),
             self.context.shared,
         )

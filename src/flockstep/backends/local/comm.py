@@ -28,6 +28,7 @@ from flockstep.comm import (
     Meter,
     SharedTensor,
     reduce_in_rank_order,
+    shared_form,
     signature,
 )
 from flockstep.errors import MismatchError
@@ -111,17 +112,18 @@ class LocalComm(Comm):
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
         arena, homes, ranks = self._slot.arena, self._group.homes, self._group.ranks
-        described = [zlib.crc32(f"{name} {home}".encode()), like.numel(), DTYPES.index(like.dtype)]
+        call = f"shared({name!r}: {shared_form(like, home)})"
+        described = zlib.crc32(call.encode())
         while True:
             if name not in homes and self.rank == self.members[0]:
                 homes[name] = LocalShared.create(arena, like.detach(), self.size)
-            wish = [homes.get(name, 0), self._slot.rank, *described]
+            wish = [homes.get(name, 0), self._slot.rank, described]
             wishes = [part.tolist() for part in self._gather("shared", torch.tensor(wish))]
-            for _, world, *theirs in wishes:
+            for _, world, theirs in wishes:
                 if theirs != described:
                     raise MismatchError(
-                        f"rank {self._slot.rank} called shared({name!r}) of {signature(like)}, "
-                        f"rank {world} another name, home, size or dtype"
+                        f"rank {self._slot.rank} called {call}, "
+                        f"rank {world} with another name, shape, dtype or home"
                     )
             places = [place for place, *_ in wishes if place]
             # None: the one who should have made it was lost, as all see alike. Once more.

@@ -18,7 +18,15 @@ from flockstep.backends.sim.scheduler import (
     to_ticks,
 )
 from flockstep.backends.sim.shared import Home, SimShared
-from flockstep.comm import Comm, Gathered, Meter, SharedTensor, reduce_in_rank_order, signature
+from flockstep.comm import (
+    Comm,
+    Gathered,
+    Meter,
+    SharedTensor,
+    reduce_in_rank_order,
+    shared_form,
+    signature,
+)
 from flockstep.errors import MismatchError
 from flockstep.network import Link, Network, costs
 
@@ -170,7 +178,7 @@ class SimComm(Comm):
                 homes[name] = Home(values[0].clone(), self._group.link, self.size)
             return homes[name]
 
-        call = f"shared({name!r}) at {home} of {signature(like)}"
+        call = f"shared({name!r}: {shared_form(like, home)})"
         place = self._collective(call, like.detach(), settle, lambda _: 0.0)
         return SimShared(name, place, self._scheduler, self._slot, self.rank, self.meter)
 
