@@ -352,6 +352,65 @@ def test_ctrl_c_ends_the_run(name, what, failure):
     thread.join()
 
 
+@pytest.mark.parametrize("name", ["sim", pytest.param("local", marks=pytest.mark.cluster)])
+def test_ctrl_c_again_and_again_is_one_ctrl_c(name, tmp_path):
+    """While workers end, others are ignored; afterwards it works as before."""
+
+    def program(comm):
+        (tmp_path / f"up-{comm.rank}").touch()
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            time.sleep(0.3)
+            (tmp_path / f"down-{comm.rank}").touch()
+
+    def interrupt():
+        while len(list(tmp_path.glob("up-*"))) < 2:
+            time.sleep(0.01)
+        for _ in range(4):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.02)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fs.launch(program, 2, name)
+    thread.join()
+    assert len(list(tmp_path.glob("down-*"))) == 2
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_comm_is_of_no_use_after_its_launch():
+    def program(comm):
+        return comm, comm.shared("x", torch.zeros(1))
+
+    comm, shared = fs.launch(program, 2)[0]
+    for call in (comm.barrier, comm.elapse, shared.read, lambda: comm.split(0)):
+        with pytest.raises(fs.FlockstepError, match="the launch of this comm has ended"):
+            call()
+
+
+def test_more_simulated_workers_than_threads_are_refused(monkeypatch):
+    with pytest.raises(fs.InvalidField, match=r"'workers' must be at most \d+ .*100000000"):
+        fs.launch(lambda comm: None, 100_000_000)
+
+    started, start = [], threading.Thread.start
+
+    def start_some(thread):
+        if len(started) == 30:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with pytest.raises(fs.InvalidField, match="'workers' must be at most 30 .* gives no more"):
+        fs.launch(lambda comm: pytest.fail("a program was started"), 100)
+    monkeypatch.undo()
+    assert fs.launch(lambda comm: comm.rank, 40) == list(range(40))
+
+
 SCRIPT = """
 import sys, time
 import flockstep as fs

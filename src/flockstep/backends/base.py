@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -83,6 +86,30 @@ class Backend(ABC):
 
         With `on_failure="continue"` the place of a lost worker holds its `WorkerLost`; raise it
         when nobody is left."""
+
+
+@contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Ctrl-C interrupts what is done inside once. Until it has been cleaned up after, others are
+    ignored, as they would leave workers behind.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(before):  # others cannot be interrupted, or not by Python
+        yield
+        return
+    count = itertools.count()
+
+    def interrupt(number: int, frame: FrameType | None) -> Any:
+        if next(count) == 0:
+            return before(number, frame)
+        return None
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def require_linux(backend: str) -> None:

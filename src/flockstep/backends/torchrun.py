@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import Backend, Launch, require_linux, usable_cores
+from flockstep.backends.base import Backend, Launch, one_interrupt, require_linux, usable_cores
 from flockstep.backends.local import LocalProcesses
 from flockstep.errors import InvalidField
 from flockstep.fields import require
@@ -138,6 +138,7 @@ class Torchrun(Backend):
         )
         return size
 
+    @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
         from torch._C._distributed_c10d import PrefixStore
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import Backend, Launch, require_linux
+from flockstep.backends.base import Backend, Launch, one_interrupt, require_linux
 
 if TYPE_CHECKING:
     from flockstep.backends.local.run import ForkServerProcess
@@ -35,6 +35,7 @@ class LocalProcesses(Backend):
     def __repr__(self) -> str:
         return "LocalProcesses()"
 
+    @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
         return self.run_part(launch, first_rank=0)
 

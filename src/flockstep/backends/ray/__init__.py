@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from flockstep.backends.base import Backend, Launch, require_linux
+from flockstep.backends.base import Backend, Launch, one_interrupt, require_linux
 from flockstep.errors import FlockstepError
 from flockstep.fields import require_choice, require_integer, require_number
 
@@ -69,6 +69,7 @@ class Ray(Backend):
         fields = ("placement", "household", "resources", "homes")
         return f"Ray({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
 
+    @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
         with ExitStack() as stack:
             pool = self._kept_pool or self._make_pool(stack)

@@ -11,17 +11,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from flockstep.backends.base import Backend, Launch, Program, usable_cores
+from flockstep.backends.base import Backend, Launch, Program, one_interrupt, usable_cores
 from flockstep.backends.sim.comm import SimComm, SimGroup
 from flockstep.backends.sim.compute import Compute
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
+from flockstep.backends.sim.threads import require_room, start_all
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.errors import worker_error
 from flockstep.fields import require, require_integer
 from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1
-PATIENCE_SECONDS = 1.5  # for workers to unwind, before they are left behind as daemon threads
+# For workers to unwind, before they are left behind as daemon threads: all, and each.
+PATIENCE_SECONDS = 1.5
+PATIENCE_PER_WORKER = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Simulator(Backend):
         if self.lanes is not None:
             require_integer("lanes", self.lanes, 1)
 
+    @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
+        require_room(launch.workers)
         simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
         # One intra-op thread per worker: results must not depend on how many lanes there are.
@@ -103,8 +108,8 @@ class _Simulation:
             slot.thread = threading.Thread(
                 target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True
             )
-            slot.thread.start()
         try:
+            start_all([slot.thread for slot in scheduler.slots if slot.thread])
             scheduler.start()
             while not scheduler.finished.wait(LOOK_SECONDS) and scheduler.error is None:
                 if watch:
@@ -115,6 +120,7 @@ class _Simulation:
             raise
         finally:
             self._join()
+            scheduler.close()
         if scheduler.error is not None:
             raise worker_error(self._failed_rank, scheduler.error)
         if watch:
@@ -150,7 +156,8 @@ class _Simulation:
         """See every thread off. One that was deep in its own computing is interrupted, then left
         behind.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        workers = len(self._scheduler.slots)
+        deadline = time.monotonic() + PATIENCE_SECONDS + workers * PATIENCE_PER_WORKER
         for slot in self._scheduler.slots:
             while (
                 slot.thread is not None and slot.thread.is_alive() and time.monotonic() < deadline

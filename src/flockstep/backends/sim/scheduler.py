@@ -77,6 +77,7 @@ class Scheduler:
         # Heap; at most one entry per worker.
         self._ordered: list[tuple[int, int, Callable[[], int | None]]] = []
         self._unfinished = workers
+        self._is_closed = False
 
     # --- called by workers, on their own threads --------------------------------------------------
 
@@ -137,8 +138,17 @@ class Scheduler:
 
     def check(self) -> None:
         """Leave the program if the run has failed."""
+        if self._is_closed:
+            raise FlockstepError(
+                "the launch of this comm has ended: a program cannot give its comm or shared "
+                "tensors away"
+            )
         if self.error is not None:
             raise Cancelled
+
+    def close(self) -> None:
+        """Nothing comes of calls any more: the run has ended."""
+        self._is_closed = True
 
     # --- called under the mutex -------------------------------------------------------------------
 
