@@ -39,6 +39,7 @@ from flockstep.data import (
     dataset,
 )
 from flockstep.errors import (
+    CheckpointError,
     DataError,
     DeadlockError,
     FlockstepError,
@@ -115,7 +116,7 @@ from flockstep.tasks import (
     task,
     token_loss,
 )
-from flockstep.training import run
+from flockstep.training import resume, run
 from flockstep.worker import Worker
 
 __version__ = "0.1.0"
@@ -135,6 +136,7 @@ __all__ = [
     "Backend",
     "BatchGrowth",
     "BestOnly",
+    "CheckpointError",
     "Coarse",
     "Codec",
     "Codistillation",
@@ -225,6 +227,7 @@ __all__ = [
     "pull_within",
     "random_stream",
     "recalibrate",
+    "resume",
     "run",
     "settled_distance",
     "task",

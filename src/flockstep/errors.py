@@ -10,7 +10,8 @@ FlockstepError
 ├── WorkerLost       a worker's process ended without a word
 ├── NonFiniteLoss    a loss became infinite or not a number
 ├── DataError        a file of a data set is missing, damaged or not what it should be
-└── ResultError      a folder does not hold a result that can be read
+├── ResultError      a folder does not hold a result that can be read
+└── CheckpointError  a run cannot be saved, or go on from what a folder holds
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ class DataError(FlockstepError):
 
 class ResultError(FlockstepError):
     """A result folder cannot be read."""
+
+
+class CheckpointError(FlockstepError):
+    """A checkpoint cannot be written, or a run not go on from it. The message names the file."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:

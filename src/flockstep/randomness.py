@@ -11,7 +11,10 @@ must be alike on all workers simply has no rank in its name.
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Mapping
 from enum import IntEnum, unique
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,6 +97,31 @@ def seed_torch(seed: int, rank: int) -> None:
     """Give torch's global generators the stream of a worker that is alone in its process."""
     torch.manual_seed(stream_seed(Purpose.WORKER, seed, rank))  # those of all devices
     torch.set_rng_state(torch_stream(Purpose.WORKER, seed, rank).get_state())
+
+
+def saved_generators() -> dict[str, Any]:
+    """The states of the generators that a whole process shares: torch's, Python's and numpy's."""
+    _, words, *rest = np.random.get_state(legacy=True)
+    version, numbers, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "devices": [torch.cuda.get_rng_state(each) for each in range(torch.cuda.device_count())],
+        "python": [version, list(numbers), gauss],
+        "numpy": [torch.from_numpy(np.asarray(words, np.int64)), *map(float, rest)],
+    }
+
+
+def load_generators(saved: Mapping[str, Any]) -> None:
+    """Put back what `saved_generators` gave, on the devices that are here."""
+    torch.set_rng_state(saved["torch"])
+    for device, state in zip(range(torch.cuda.device_count()), saved["devices"], strict=False):
+        torch.cuda.set_rng_state(state, device)
+    version, numbers, gauss = saved["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    words, place, has_gauss, cached = saved["numpy"]
+    np.random.set_state(
+        ("MT19937", words.numpy().astype(np.uint32), int(place), int(has_gauss), cached)
+    )
 
 
 def borrowed_stream() -> np.random.Generator:

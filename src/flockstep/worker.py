@@ -6,11 +6,19 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flockstep.checkpoints import (
+    Writer,
+    go_on_together,
+    newest,
+    require_folder,
+    save_together,
+)
 from flockstep.comm import Comm, Namespace, broadcast_from_first
 from flockstep.data import (
     Assignment,
@@ -21,7 +29,7 @@ from flockstep.data import (
     Sampling,
     plan_batches,
 )
-from flockstep.errors import FlockstepError, NonFiniteLoss
+from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
 from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.schedules import Paced, Progress, Schedule
@@ -51,6 +59,9 @@ class Worker:
 
     _loop: Batches | None = None  # the last that was begun
     _total_steps: int | None = None  # that somebody has set
+    _steps_before = 0  # the loop
+    _accumulate = 1
+    _writer: Writer | None = None  # of checkpoints
 
     def __init__(
         self,
@@ -169,10 +180,11 @@ class Worker:
         )
         self._require_one_loop()
         most = None if steps is None else steps * accumulate
+        if not self.course.is_resumed:
+            self._accumulate = accumulate
+            self._steps_before = self.steps
+            self.steps += resume_at
         self._loop = Batches(self.course, plan, resume_at * accumulate, most)
-        self._accumulate = accumulate
-        self._steps_before = self.steps
-        self.steps += resume_at
         return self._loop
 
     def _require_one_loop(self) -> None:
@@ -218,12 +230,68 @@ class Worker:
         """
         with torch.no_grad(), self._names:
             self._hooks.finish(self, self.state)
+        if self._writer is not None:
+            self._writer.wait()
         return self.model
 
     def preview(self) -> Tensor:
         """The flat state of the model that stands for the run now; all workers call it together."""
         with self._names:
             return self._hooks.preview(self, self.state)
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a loop over `worker.batches` is under way."""
+        return self._loop is not None and not self._loop.has_ended
+
+    def checkpoint(self, folder: str | Path, extras: Any = None, *, keep: int = 2) -> None:
+        """Save all that this worker needs to go on: right after a step, on all workers together.
+
+            if worker.steps % 1000 == 0:
+                worker.checkpoint("runs/mine", {"scheduler": scheduler.state_dict()})
+
+        `extras` are data of your own: numbers, texts, tensors, and lists and dicts of these. The
+        files are written aside while the training goes on, at the latest when it finishes. Of
+        whole checkpoints the last `keep` stay in the folder, which all workers must see.
+        """
+        require_integer("keep", keep, 1)
+        folder = Path(folder)
+        if self._writer is None or self._writer.folder != folder:
+            if self._writer is not None:
+                self._writer.wait()
+            require_folder(folder)
+            self._writer = Writer(folder, keep)
+        with self.comm.off_the_clock():
+            save_together(self, self._writer, {"backend": self.comm.kind}, extras=extras)
+
+    def resume(self, folder: str | Path) -> Any:
+        """Go on from the last whole checkpoint in a folder, on all workers together, before the
+        first step. Return its extras, `{}` where there were none; None where the folder holds no
+        checkpoint.
+
+            extras = worker.resume("runs/mine")
+            for x, y in worker.batches(dataset, batch_size=32, epochs=10):   # from the next batch
+                …
+        """
+        checkpoint = newest(Path(folder))
+        step = torch.tensor(-1 if checkpoint is None else checkpoint.step)
+        with self.comm.off_the_clock():
+            steps = self.comm.all_gather(step)
+        if any(not torch.equal(each, step) for each in steps):
+            found = ", ".join(f"rank {n}: {int(each)}" for n, each in enumerate(steps))
+            raise CheckpointError(
+                f"all workers must see the same checkpoints in {str(folder)!r} (got {found}; "
+                "-1 stands for none)"
+            )
+        if checkpoint is None:
+            return None
+        if checkpoint.about.get("backend") != self.comm.kind:
+            raise CheckpointError(
+                f"{str(checkpoint.path)!r} was taken {checkpoint.about.get('backend')} and cannot "
+                f"go on {self.comm.kind}"
+            )
+        extras = go_on_together(self, checkpoint)["extras"]
+        return {} if extras is None else extras
 
     def counters(self) -> dict[str, Any]:
         """What hooks of a strategy may ask of a worker, beside its model."""
@@ -238,6 +306,10 @@ class Worker:
                 model.weight.clamp_(-1, 1)
         """
         yield
+        self.note_changes()
+
+    def note_changes(self) -> None:
+        """The parameters are as they are meant to be."""
         self._changes = self.flat.changes()
 
     def _require_untouched(self) -> None:
@@ -251,7 +323,7 @@ class Worker:
     def _open_step(self) -> None:
         with torch.no_grad(), self._names:
             self._hooks.before_step(self, self.state)
-        self._changes = self.flat.changes()
+        self.note_changes()
 
     def _set_rates(self) -> None:
         """What changes in the course of the training: an optimizer that has stages, and the

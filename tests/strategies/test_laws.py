@@ -37,7 +37,7 @@ def test_the_weights_of_gossip_sum_to_one_messages_in_flight_included(
         start = torch.tensor([float(seed % 7), 1.0], dtype=torch.float64)
         model = Vector(start)
         worker = fs.Worker(comm, model, sgd(model, 0.0), fs.GoSGD(probability))
-        with torch.no_grad():
+        with worker.changing_parameters(), torch.no_grad():
             model.x[0] = comm.rank
         told = []
         for _ in range(steps):
@@ -91,7 +91,7 @@ def test_mixing_preserves_the_mean(strategy, workers, seed):
         model = Vector(torch.zeros(3, dtype=torch.float64))
         worker = fs.Worker(comm, model, sgd(model, 0.0), strategy)
         draw = torch.Generator().manual_seed(seed + comm.rank)
-        with torch.no_grad():
+        with worker.changing_parameters(), torch.no_grad():
             model.x.copy_(torch.randn(3, dtype=torch.float64, generator=draw))
         before = model.x.detach().clone()
         for _ in range(5):

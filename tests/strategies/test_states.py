@@ -57,7 +57,7 @@ def spoil(value: Any) -> Any:
 def made_anew(worker: fs.Worker) -> None:
     """Save the strategy's state, throw it away, make another and load what was saved."""
     comm = worker.comm
-    with comm.unmetered(), torch.no_grad():
+    with comm.unmetered(), torch.no_grad(), worker._names:
         comm.barrier()
         files = through_files(*save_state(worker.state))
         shared = {name: each.read() for name, each in shared_tensors(worker.state).items()}

@@ -13,14 +13,17 @@ from flockstep.comm.contract import (
     shared_form,
     signature,
 )
+from flockstep.comm.handles import HANDLE, Background, handle
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
 
 __all__ = [
     "EVENT_KINDS",
+    "HANDLE",
     "REDUCTIONS",
     "Average",
+    "Background",
     "Clock",
     "Comm",
     "Gathered",
@@ -31,6 +34,7 @@ __all__ = [
     "averager",
     "broadcast_from_first",
     "events_per_worker",
+    "handle",
     "reduce_in_rank_order",
     "require_algorithm",
     "shared_form",

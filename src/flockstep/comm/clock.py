@@ -27,6 +27,10 @@ class Clock:
         """Go on to `seconds` at once, if it is not that late yet."""
         self._began -= max(0.0, seconds - self.now())
 
+    def go_on_at(self, seconds: float) -> None:
+        """Show `seconds` now, held or not."""
+        self._began += self.now() - seconds
+
     def hold(self) -> None:
         if self._held_at is None:
             self._held_at = time.monotonic()

@@ -34,16 +34,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flockstep.comm.clock import Clock
+from flockstep.comm.handles import Background
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.errors import FlockstepError, MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number, require_tensor
 from flockstep.network import costs
+from flockstep.randomness import load_generators, saved_generators
 
 
 class Gathered(list[Tensor]):
@@ -178,6 +181,7 @@ class Comm(ABC):
         with self.meter.call("shared"):
             shared = self._shared(self.namespace + name, like, home)
         shared.name = name
+        shared.comm = self
         shared.is_home = home == self.rank
         if home is not None and not shared.is_home:
             shared.peer = self._in_world(home)
@@ -271,13 +275,54 @@ class Comm(ABC):
         raise FlockstepError("only the simulator knows an order of all that workers do")
 
     @contextmanager
-    def in_background(self) -> Iterator[Callable[[], None]]:
+    def in_background(self) -> Iterator[Background]:
         """Collectives and messages inside travel while this worker computes; what it gives waits
         for their end.
 
         The simulator's clock stands still inside; elsewhere all is done inside. Not for shared
         tensors."""
-        yield lambda: None
+        yield Background(comm=self)
+
+    def _wait_for_background(self, until: int) -> None:  # noqa: B027
+        """What travels in the background has arrived by `until`."""
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """Checkpoints of one kind of comm are of no use to the other."""
+        return "in virtual time" if self.meter.is_virtual else "where time passes by itself"
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this worker's comm: its clock and meter, and the random
+        generators that its process shares.
+        """
+        return {"seconds": self.now(), "meter": self.meter.saved(), **saved_generators()}
+
+    def saved_world(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of all that is between workers. Where time passes by itself it is
+        taken when nothing is, but for the values of shared tensors.
+        """
+        return {}
+
+    def go_back(self, own: dict[str, Any], world: dict[str, Any] | None) -> None:
+        """All workers of the run, which has just begun, go on from what was saved. `world` is
+        rank 0's to know.
+        """
+        self.meter.load(own["meter"])
+        load_generators(own)
+        if self.clock is not None:
+            self.clock.go_on_at(own["seconds"])
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """In virtual time: nothing happens between workers inside."""
+        raise FlockstepError("only the simulator can stand still")
+
+    def keep_journal(self, is_on: bool) -> None:
+        """In virtual time: from now on write down what this worker hears, for `saved_world`, or no
+        more. What was written before is forgotten.
+        """
+        raise FlockstepError("only the simulator writes down what workers hear")
 
     # --- what a backend moves ---------------------------------------------------------------------
 
@@ -359,6 +404,7 @@ class SharedTensor(ABC):
     dtype: torch.dtype
     meter: Meter
     is_home = False  # whether it lives at this worker, which then has it for nothing
+    comm: Comm  # whose members share it
     peer = -1  # the world's rank of the other worker at which it lives, if it does
     # Whether changes are updates of something that all work on: not where it belongs to one worker,
     # nor of a clock.
@@ -417,9 +463,9 @@ class SharedTensor(ABC):
         return value
 
     @property
-    def identity(self) -> int:
-        """The same number on all handles on one value, within one process."""
-        return id(self)
+    def identity(self) -> str:
+        """The same on all handles on one value, within one process."""
+        return str(id(self))
 
     def peek(self) -> Tensor:
         """A copy of the value, for nothing: for looking at a run, never for what a method does."""
@@ -428,6 +474,20 @@ class SharedTensor(ABC):
             return self.read()
         finally:
             self.meter.paused = before
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether it is this worker that saves the value, of all who share it."""
+        return self.comm.rank == self.comm.members[0]
+
+    def known(self) -> list[int]:
+        """What this worker knows of changes, for a checkpoint; where counting begins anew with
+        every run, nothing.
+        """
+        return []
+
+    def know(self, known: list[int]) -> None:  # noqa: B027
+        """Put back what `known` gave."""
 
     def pages(self) -> Tensor | None:
         """The memory of the value itself, where this worker can reach it; what is done to it is

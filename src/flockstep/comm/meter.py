@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from flockstep.comm.trace import SENDING, WAITING, Trace
 
+FIGURES = (
+    "bytes_sent", "exchanges", "steps", "ticks_waiting", "ticks_sending", "staleness_sum",
+    "staleness_max", "staleness_count",
+)  # fmt: skip
+OF_LAST_CALL = ("ended", "took", "waiting")
 NOT_TIMED: AbstractContextManager[None] = nullcontext()
 
 
@@ -77,12 +82,14 @@ class Meter:
 
     def seconds_until(self, seconds: float) -> tuple[float, float]:
         """How long this worker had waited and sent at a moment that is not before its last call
-        but one. As in the trace, a call waits first, and then sends.
+        but one. As in the trace, a call waits first, and then sends; who has not come so far waits
+        until then. In whole ticks, so that it is the same whichever call was the last.
         """
         call, second = self._call, self.ticks_per_second
-        beyond = min(max(0, call.ended - seconds * second), call.took)
+        moment = round(seconds * second)
+        beyond = min(max(0, call.ended - moment), call.took)
         sending = min(beyond, call.took - call.waiting)
-        waiting = beyond - sending
+        waiting = beyond - sending - max(0, moment - self.clock())
         return (self.ticks_waiting - waiting) / second, (self.ticks_sending - sending) / second
 
     def call(self, name: str, peer: int = -1, of: str = "") -> AbstractContextManager[None]:
@@ -105,12 +112,34 @@ class Meter:
         """The simulator says what the call's transfer costs; the rest was waiting."""
         self._call.sent += ticks
 
+    @property
+    def sent_in_call(self) -> float:
+        """What `sent` was told since the call began."""
+        return self._call.sent
+
+    @sent_in_call.setter
+    def sent_in_call(self, ticks: float) -> None:
+        self._call.sent = ticks
+
     def count_staleness(self, changes: int) -> None:
         """An update of a value that others have changed so often since this worker read it."""
         if not self.paused:
             self.staleness_sum += changes
             self.staleness_count += 1
             self.staleness_max = max(self.staleness_max, changes)
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def saved(self) -> dict[str, float]:
+        """All figures, between two calls."""
+        of_last_call = {name: getattr(self._call, name) for name in OF_LAST_CALL}
+        return {name: getattr(self, name) for name in FIGURES} | of_last_call
+
+    def load(self, saved: Mapping[str, float]) -> None:
+        for name in FIGURES:
+            setattr(self, name, saved[name])
+        for name in OF_LAST_CALL:
+            setattr(self._call, name, saved[name])
 
     # --- tracing ----------------------------------------------------------------------------------
 

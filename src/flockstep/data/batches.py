@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -150,6 +151,10 @@ class StreamPlan:
     timetable: None = None  # nobody knows how long a stream is
 
     def batches(self, resume_at: int, first_pass: int) -> Iterator[Batch]:
+        """A stream cannot be entered midway: what was taken before is read again, and dropped."""
+        return itertools.islice(self._from_the_start(), resume_at, None)
+
+    def _from_the_start(self) -> Iterator[Batch]:
         for _ in range(self.passes):
             held: tuple[Any, int] | None = None
             # One batch is held back: only the stream's end tells which was the last.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flockstep.data.batches import Batch, Plan, StreamPlan
+
+NOT_SAVED = ("_plan", "is_resumed")
 
 
 class Course:
@@ -21,6 +23,8 @@ class Course:
         weight: what the gradients of the batches that are not used yet count for, on average.
         taken: batches of the loop that is under way.
         used: those of them that are in a step already. Gradients of several may make one step.
+        passes_before: that loop began.
+        is_resumed: whether the next loop is the one that a checkpoint was taken in.
     """
 
     def __init__(self) -> None:
@@ -33,21 +37,32 @@ class Course:
         self.taken = 0
         self.used = 0
         self._passes_ended = 0
+        self.passes_before = 0
         self._plan: Plan | StreamPlan | None = None
-        self._epochs_before = 0  # the plan
+        self._epochs_before = 0
+        self.is_resumed = False
 
-    def begin(self, plan: Plan | StreamPlan, resume_at: int) -> int:
-        """Go by `plan` from now on, of which `resume_at` batches are taken already. Return how many
-        passes went before.
-        """
+    def begin(self, plan: Plan | StreamPlan, resume_at: int) -> None:
+        """Go by `plan` from now on, of which `resume_at` batches are taken already."""
+        if self.is_resumed:  # the loop that a checkpoint was taken in: all is counted already
+            self._plan, self.is_resumed = plan, False
+            return
         self._plan, self.taken, self.used = plan, resume_at, resume_at
-        self._epochs_before, passes_before = self.epoch, self.passes
+        self._epochs_before, self.passes_before = self.epoch, self.passes
         samples, epochs, passes = plan.done_in(resume_at)
         self.samples += samples
         self.epoch += epochs
         self.passes += passes
         self.epochs_ended, self._passes_ended = self.epoch, self.passes
-        return passes_before
+
+    def saved(self) -> dict[str, float]:
+        """How far it has come, after a step."""
+        return {name: value for name, value in vars(self).items() if name not in NOT_SAVED}
+
+    def load(self, saved: Mapping[str, float], is_in_loop: bool) -> None:
+        """Go on from there: with the next loop, if one was under way."""
+        vars(self).update(saved)
+        self.is_resumed = is_in_loop
 
     def take(self, batch: Batch) -> None:
         self.samples += batch.samples
@@ -95,6 +110,7 @@ class Batches(Iterator[Any]):
 
     Fields:
         steps: how many batches there are; None where nobody knows.
+        has_ended: whether the loop over them is over.
     """
 
     def __init__(
@@ -102,15 +118,17 @@ class Batches(Iterator[Any]):
     ) -> None:
         known = None if plan.timetable is None else plan.timetable.steps
         self.steps = min((each for each in (known, steps) if each is not None), default=None)
-        passes_before = course.begin(plan, resume_at)
-        self._passes_left = plan.passes - (course.passes - passes_before)
+        self.has_ended = False
+        course.begin(plan, resume_at)
+        self._passes_left = plan.passes - (course.passes - course.passes_before)
         self._course = course
-        self._coming = plan.batches(resume_at, passes_before)
+        self._coming = plan.batches(course.taken, course.passes_before)
         self._is_in_epoch = False
 
     def __next__(self) -> Any:
         self._course.go_on()
         if not self._has_more():
+            self.has_ended = True
             raise StopIteration
         batch = next(self._coming)
         self._course.take(batch)

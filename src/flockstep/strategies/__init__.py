@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
+from flockstep.comm import handle
 from flockstep.errors import UnknownName, unknown_name
-from flockstep.strategies._state import handle, load_state, save_state, shared_tensors
+from flockstep.strategies._state import load_state, read_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
 from flockstep.strategies.async_sgd import AsyncSGD
@@ -94,6 +95,7 @@ __all__ = [
     "load_state",
     "local_batch",
     "pull_within",
+    "read_state",
     "save_state",
     "settled_distance",
     "shared_tensors",

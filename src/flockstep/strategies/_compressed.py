@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from flockstep.codecs import Codec, Memory
-from flockstep.comm import Average, Comm, averager
+from flockstep.comm import Average, Comm, averager, handle
 from flockstep.fields import require
-from flockstep.strategies._state import handle
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flockstep.comm import SharedTensor
+from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require_number
-from flockstep.strategies._state import handle
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flockstep.comm import SharedTensor
-from flockstep.strategies._state import handle
+from flockstep.comm import SharedTensor, handle
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker

@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flockstep.comm import SharedTensor
+from flockstep.comm import HANDLE, SharedTensor
 from flockstep.errors import FlockstepError
 
 ROOT = "state"
-HANDLE = "is a handle"
 DATA = (
     "a tensor, number, text, True, False, None, generator, optimizer, "
     "or a list, tuple, deque, dict or dataclass of these"
@@ -38,18 +37,6 @@ UNKNOWN = object()
 
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
-
-
-def handle(**how: Any) -> Any:
-    """A field of a state that is no data: a comm, a shared tensor, a closure, or whatever else
-    `init` makes anew. It is not saved, and given by keyword. `how` goes to `dataclasses.field`.
-
-        @dataclass
-        class State:
-            velocity: Tensor
-            household: fs.Comm = fs.handle()
-    """
-    return dataclasses.field(kw_only=True, metadata={HANDLE: True}, **how)
 
 
 def save_state(state: Any, strategy: str | None = None) -> tuple[Tensors, Values]:
@@ -79,6 +66,14 @@ def load_state(state: Any, tensors: Tensors, values: Values) -> None:
             f"a state must be an object that can change, such as a dataclass, to be loaded "
             f"(got a {type(state).__name__})"
         )
+
+
+def read_state(tensors: Tensors, values: Values) -> Any:
+    """What `save_state` was given, if that is made of tensors, numbers, texts, generators, lists,
+    tuples, deques and dicts alone.
+    """
+    reader = _Reader(tensors, values)
+    return reader.load(None, ROOT)
 
 
 def shared_tensors(state: Any) -> dict[str, SharedTensor]:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from flockstep.comm import Comm, broadcast_from_first
+from flockstep.comm import Comm, broadcast_from_first, handle
 from flockstep.errors import FlockstepError, WorkerLost
 from flockstep.fields import (
     require,
@@ -22,7 +22,6 @@ from flockstep.fields import (
     require_number,
 )
 from flockstep.strategies._ranking import ranked
-from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.comm import Comm
+from flockstep.comm import Comm, handle
 from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
 from flockstep.randomness import Purpose, torch_stream
 from flockstep.strategies._elastic import Centre, require_alpha
-from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.comm import SharedTensor
+from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require_number
 from flockstep.randomness import Purpose, torch_stream
-from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from flockstep.comm import broadcast_from_first, sum_at_first
+from flockstep.comm import Background, broadcast_from_first, sum_at_first
 from flockstep.fields import require, require_choice, require_integer, require_number
 from flockstep.strategies._ranking import SCORES, last_score, ranked
-from flockstep.strategies._state import handle
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
 @dataclass
 class NoSyncState:
     centres: deque[Tensor]  # of the last exchanges, the oldest first
-
-    wait: Callable[[], None] = handle()  # until the newest of them is there
+    wait: Background  # until the newest of them is there
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class NoSync(Strategy[NoSyncState]):
             f"be at most the workers, {workers}",
             self.best,
         )
-        return NoSyncState(deque(maxlen=self.staleness + 1), wait=lambda: None)
+        return NoSyncState(deque(maxlen=self.staleness + 1), Background(comm=worker.comm))
 
     def after_step(self, worker: Worker, state: NoSyncState) -> None:
         if worker.steps % self.period or self.pull == 0:

@@ -1,5 +1,5 @@
 """A whole training job: the loop, the looks at it, and what comes of it."""
 
-from flockstep.training.run import run
+from flockstep.training.run import resume, run
 
-__all__ = ["run"]
+__all__ = ["resume", "run"]

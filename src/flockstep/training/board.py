@@ -8,6 +8,8 @@ that have the workers' data, in a small simulation of their own.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import math
 import threading
 from collections.abc import Callable
@@ -37,7 +39,7 @@ class Copy:
     flat: Tensor
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-    shared: dict[str, int]  # the identities of its shared tensors, by path
+    shared: dict[str, str]  # the identities of its shared tensors, by path
     counters: dict[str, Any]
 
     @classmethod
@@ -52,6 +54,19 @@ class Copy:
             worker.counters(),
         )
 
+    def saved(self) -> dict[str, Any]:
+        return vars(self) | {
+            "figures": dataclasses.astuple(self.figures),
+            "values": json.dumps(self.values),
+        }
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> Copy:
+        figures, values = Figures(*saved["figures"]), json.loads(saved["values"])
+        return cls(**saved | {"figures": figures, "values": values})
+
+
+OF_BOARDS = ("last_step", "_steps", "_clocks", "_bytes", "_epochs", "_looks", "_due")
 
 Take = Callable[[float | None], Copy]
 """Makes a copy of a worker that is at rest, for a look at a moment; None: of just now."""
@@ -63,8 +78,17 @@ class Pending:
 
     number: int
     seconds: float | None
-    shared: dict[int, Tensor]  # the values of all shared tensors at that moment, by identity
+    shared: dict[str, Tensor]  # the values of all shared tensors at that moment, by identity
     copies: dict[int, Copy] = field(default_factory=dict)
+
+    def saved(self) -> dict[str, Any]:
+        copies = {rank: each.saved() for rank, each in self.copies.items()}
+        return vars(self) | {"copies": copies}
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> Pending:
+        copies = {rank: Copy.load(each) for rank, each in saved["copies"].items()}
+        return cls(**saved | {"copies": copies})
 
 
 class Board:
@@ -82,7 +106,7 @@ class Board:
         self.last_step: int | None = None  # after which all end who wait for each other
         self._job = job
         self._workers = workers
-        self._shared: dict[int, SharedTensor] = {}
+        self._shared: dict[str, SharedTensor] = {}
         self._pending: dict[int, Pending] = {}
         self._complete: list[Pending] = []
         self._left: dict[int, Take] = {}
@@ -104,6 +128,23 @@ class Board:
         """By all workers, as far as they have told."""
         return sum(self._bytes)
 
+    def saved(self) -> dict[str, Any]:
+        """What goes on from a checkpoint. For who holds the run still."""
+        return {
+            "history": {number: dict(look) for number, look in self.history.items()},
+            "pending": [each.saved() for each in self._pending.values()],
+            "complete": [each.saved() for each in self._complete],
+            **{name: copy.copy(getattr(self, name)) for name in OF_BOARDS},
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.history = {number: Look(**row) for number, row in saved["history"].items()}
+        pending = map(Pending.load, saved["pending"])
+        self._pending = {each.number: each for each in pending}
+        self._complete = [*map(Pending.load, saved["complete"])]
+        for name in OF_BOARDS:
+            setattr(self, name, saved[name])
+
     # --- in the order of virtual time -------------------------------------------------------------
 
     def join(self, worker: Worker) -> None:
@@ -112,9 +153,17 @@ class Board:
             self._shared[tensor.identity] = tensor
 
     def bring(self, rank: int, number: int, take: Take) -> None:
-        """The copy of a worker that knows by itself when which look is due."""
-        pending = self._pending.setdefault(number, Pending(number, seconds=None, shared={}))
-        self._put(pending, rank, take)
+        """The copy of a worker that knows by itself when which look is due. It may come again,
+        when it goes on from a checkpoint: the same copy, of the same look.
+        """
+        copied = take(None)
+        is_complete = number in self.history or any(
+            number == each.number for each in self._complete
+        )
+        pending = self._pending.get(number, Pending(number, seconds=None, shared={}))
+        if not is_complete and rank not in pending.copies:
+            self._pending[number] = pending
+            self._put(pending, rank, lambda _: copied)
 
     def at_rest(self, rank: int, now: float, take: Take) -> None:
         """A worker is about to do something at time `now`, and has not done it yet."""
@@ -205,8 +254,9 @@ class Board:
     def judge_complete(self, worker: Worker) -> None:
         """Judge the looks that are complete, in the caller's thread; its model is the pattern."""
         with self._judging, worker.comm.off_the_clock():
-            while self._complete:
-                self._judge(self._complete.pop(0), worker)
+            while self._complete:  # and stays so until it is judged: a checkpoint may come between
+                self._judge(self._complete[0], worker)
+                self._complete.pop(0)
 
     @torch.no_grad()
     def _judge(self, pending: Pending, worker: Worker) -> None:
@@ -239,14 +289,14 @@ class Board:
 
 
 def representative(
-    strategy: Strategy[Any], copies: list[Copy], shared: dict[int, Tensor], worker: Worker
+    strategy: Strategy[Any], copies: list[Copy], shared: dict[str, Tensor], worker: Worker
 ) -> Tensor:
     """The state that stands for the run whose workers the copies are of. `shared`: the values of
     their shared tensors, by identity.
     """
     if len(copies) == 1:
         return copies[0].flat
-    writers: dict[int, int] = {}  # one of those who share a tensor
+    writers: dict[str, int] = {}  # one of those who share a tensor
     for rank, each in enumerate(copies):
         for identity in each.shared.values():
             writers.setdefault(identity, rank)

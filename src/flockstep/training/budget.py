@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from flockstep.errors import FlockstepError
+from flockstep.spec import RunSpec
 from flockstep.training.figures import Figures, Table
-from flockstep.training.job import Job
 from flockstep.worker import Worker
 
 FUTILE_STEPS = 2000
@@ -22,14 +23,22 @@ class Agreement:
 
     Fields:
         look_every: seconds between two looks; infinity: looks do not go by time.
+        budget: the spec whose seconds or bytes end the run; None: something else sees to that.
     """
 
-    def __init__(self, worker: Worker, job: Job, look_every: float) -> None:
+    def __init__(self, worker: Worker, look_every: float, budget: RunSpec | None = None) -> None:
         self._worker = worker
-        self._spec = job.spec
         self._look_every = self._look_at = look_every
-        has_goal = job.spec.seconds is not None or job.spec.bytes is not None
+        self._seconds = None if budget is None else budget.seconds
+        self._bytes = None if budget is None else budget.bytes
+        has_goal = self._seconds is not None or self._bytes is not None
         self._next = 1 if has_goal or look_every < math.inf else 0
+
+    def saved(self) -> dict[str, Any]:
+        return {"next": self._next, "look_at": self._look_at}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self._next, self._look_at = saved["next"], saved["look_at"]
 
     def after_step(self) -> tuple[bool, bool]:
         """Whether the budget is used up, and whether it is time for a look."""
@@ -53,7 +62,7 @@ class Agreement:
 
     def _goals(self, table: Table) -> list[tuple[float, float]]:
         """The budget, and how much of it is used."""
-        pairs = ((self._spec.seconds, table.seconds), (self._spec.bytes, table.bytes_sent))
+        pairs = ((self._seconds, table.seconds), (self._bytes, table.bytes_sent))
         return [(goal, reached) for goal, reached in pairs if goal is not None]
 
 

@@ -79,6 +79,13 @@ class EpochLosses:
         self._length: int | None = None  # of the last whole epoch
         self._steps = 0  # since it ended
 
+    def saved(self) -> dict[str, Any]:
+        return vars(self) | {"losses": [*self.losses]}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        vars(self).update(saved)
+        self.losses = deque(saved["losses"])
+
     def add(self, worker: Worker) -> None:
         """The worker has taken a step."""
         self.losses.append(worker.loss)
@@ -102,6 +109,16 @@ class Table:
     @classmethod
     def of(cls, told: Gathered) -> Table:
         return cls([Figures(*row.tolist()) for row in told], told.ranks)
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "figures": [dataclasses.astuple(each) for each in self.figures],
+            "ranks": [*self.ranks],
+        }
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> Table:
+        return cls([Figures(*each) for each in saved["figures"]], saved["ranks"])
 
     @property
     def seconds(self) -> float:

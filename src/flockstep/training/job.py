@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from flockstep.checkpoints import Checkpoint
 from flockstep.data import BatchSize, Sampling, Timetable
+from flockstep.intervals import Interval
 from flockstep.result import Look
 from flockstep.schedules import Schedule
 from flockstep.spec import RunSpec
@@ -18,6 +21,7 @@ from flockstep.worker import Worker
 if TYPE_CHECKING:
     from flockstep.training.board import Board
     from flockstep.training.figures import Table
+    from flockstep.training.snapshots import Resumed, Snapshots
 
 ENDLESS = 10**9  # passes over the data, where something else ends the run
 
@@ -37,6 +41,22 @@ class Final:
 
 
 @dataclass(frozen=True)
+class Keeping:
+    """Where and how often checkpoints are taken.
+
+    Fields:
+        every: epochs or steps of the run, or seconds of the wall's clock, whatever the run's is.
+        keep: how many whole ones stay.
+        about: what `resume` has to know of the run.
+    """
+
+    folder: Path
+    every: Interval
+    keep: int
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Job:
     """A run, made ready: the spec, the task with its data, and what follows from both.
 
@@ -47,6 +67,9 @@ class Job:
         model_from_all: every worker brings the model, not the lowest rank alone.
         board: where simulated workers leave copies of themselves to be looked at.
         trace_limit: how many events each worker records; None: none.
+        keeping: where and how often checkpoints are taken; None: never.
+        resumed: the checkpoint that the run goes on from.
+        snapshots: what takes checkpoints of simulated workers.
     """
 
     spec: RunSpec
@@ -58,11 +81,17 @@ class Job:
     timetable: Timetable | None
     model_from_all: bool
     trace_limit: int | None = None
+    keeping: Keeping | None = None
+    resumed: Checkpoint | Resumed | None = None
     board: Board | None = field(default=None, repr=False)
+    snapshots: Snapshots | None = field(default=None, repr=False)
 
     def step_of_look(self, number: int) -> int:
         """The step after which that look is due, if looks are counted in steps or epochs."""
-        every = self.spec.look_every
+        return self.step_of(self.spec.look_every, number)
+
+    def step_of(self, every: Interval, number: int) -> int:
+        """The step after which that one of things that happen so often is due."""
         if every.unit == "steps" or self.timetable is None:
             return math.ceil(number * every.count)
         return self.timetable.step_of(number * every.count)

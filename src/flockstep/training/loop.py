@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flockstep.checkpoints import go_on_together
 from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
 from flockstep.tasks import Task
 from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
 from flockstep.training.scoring import of_table
+from flockstep.training.snapshots import Resumed
 from flockstep.worker import Worker
 
 
@@ -31,6 +33,33 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
     observer = observer_of(worker, job)
 
+    if not _go_on(worker, observer, job):
+        _loop(worker, observer, job)
+    if job.snapshots is not None:
+        job.snapshots.at_end(worker, observer)
+    observer.leave()
+    report = _report(worker, observer, job)
+    if observer.keeper is not None:
+        observer.keeper.close()
+    return report
+
+
+def _go_on(worker: Worker, observer: Observer, job: Job) -> bool:
+    """From a checkpoint, if there is one. Return whether this worker's last step lies behind it."""
+    if job.resumed is None:
+        return False
+    if isinstance(job.resumed, Resumed):
+        assert job.board is not None
+        return job.resumed.go_on(worker, observer, job.board)
+    data = go_on_together(worker, job.resumed)
+    observer.load(data["observer"])
+    if observer.keeper is not None:
+        observer.keeper.go_on(data["keeper"])
+    return bool(data["is_over"])
+
+
+def _loop(worker: Worker, observer: Observer, job: Job) -> None:
+    task, spec, model, snapshots = job.task, job.spec, worker.model, job.snapshots
     for batch in worker.batches(
         task.train, job.batch_size, job.passes, spec.assignment, sampling_of(spec), steps=job.steps
     ):
@@ -41,9 +70,8 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         worker.step(loss, _score(task, model, batch) if asks else None)
         if observer.after_step():
             break
-
-    observer.leave()
-    return _report(worker, observer, job)
+        if snapshots is not None:
+            snapshots.after_step(worker, observer)
 
 
 def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:

@@ -27,10 +27,12 @@ from flockstep.training.board import Board, Copy
 from flockstep.training.budget import Agreement, is_used_up, next_multiple
 from flockstep.training.figures import EpochLosses, Figures, Table
 from flockstep.training.job import Final, Job
+from flockstep.training.keeper import keeper_of
 from flockstep.training.scoring import judged, of_all_replicas
 from flockstep.worker import Worker
 
 NEAR_ENOUGH = 0.02  # of the steps between two looks: one that comes so much too early is on time
+ON_THE_CLOCK = ("_look_at", "_count_at", "_is_over")
 FEW_STEPS = 3  # whose end can be told from the pace of as many
 
 
@@ -51,9 +53,12 @@ class Observer(ABC):
     """Asked after every step whether it is time to look, or to end.
 
     Fields:
+        changes_within_steps: whether a look may take something from it between two steps.
         history: the looks so far; in the simulator they are on the board instead.
         final: the look at which the run has reached its target.
     """
+
+    changes_within_steps = False
 
     def __init__(self, worker: Worker, job: Job) -> None:
         self.worker = worker
@@ -62,12 +67,19 @@ class Observer(ABC):
         self.history: list[Look] = []
         self.final: Final | None = None
         self.losses: list[float] = []  # since the last look
+        self.keeper = keeper_of(worker, job)
         self._last_epoch = EpochLosses()
+        # Steps whose losses are counted: one that a run takes again, as it goes on from a
+        # checkpoint, may be among them.
+        self._counted = 0
+        self._looks = 0
 
     def after_step(self) -> bool:
         """Look if it is time to. Return whether the run ends here for this worker."""
-        self.losses.append(self.worker.loss)
-        self._last_epoch.add(self.worker)
+        if self._counted < self.worker.steps:
+            self._counted = self.worker.steps
+            self.losses.append(self.worker.loss)
+            self._last_epoch.add(self.worker)
         return self._after_step()
 
     @abstractmethod
@@ -76,6 +88,23 @@ class Observer(ABC):
     @abstractmethod
     def leave(self) -> None:
         """This worker has taken its last step; others may still have to be looked at."""
+
+    def saved(self) -> dict[str, Any]:
+        """What goes on from a checkpoint."""
+        return {
+            "losses": [*self.losses],
+            "counted": self._counted,
+            "last_epoch": self._last_epoch.saved(),
+            "looks": self._looks,
+            "history": [dict(look) for look in self.history],
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.losses[:] = saved["losses"]
+        self._counted = saved["counted"]
+        self._last_epoch.load(saved["last_epoch"])
+        self._looks = saved["looks"]
+        self.history[:] = [Look(**row) for row in saved["history"]]
 
     def end(self) -> Table:
         """The figures of all workers at the end of the run."""
@@ -124,9 +153,8 @@ class InStep(Observer):
     def __init__(self, worker: Worker, job: Job) -> None:
         super().__init__(worker, job)
         every = job.spec.look_every
-        self._looks = 0
         self._agreement = Agreement(
-            worker, job, every.count if every.unit == "seconds" else math.inf
+            worker, every.count if every.unit == "seconds" else math.inf, job.spec
         )
 
     def _after_step(self) -> bool:
@@ -135,10 +163,20 @@ class InStep(Observer):
         is_over, is_time = self._agreement.after_step()
         if not is_over and (is_time or self._is_step_of_a_look()):
             self._look()
-        return is_over or self.final is not None
+        is_over |= self.final is not None
+        if self.keeper is not None and not is_over:
+            self.keeper.in_step(self)
+        return is_over
 
     def leave(self) -> None:
         pass  # all leave together
+
+    def saved(self) -> dict[str, Any]:
+        return super().saved() | {"agreement": self._agreement.saved()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        self._agreement.load(saved["agreement"])
 
     def _is_step_of_a_look(self) -> bool:
         """Whether a look by steps or epochs is due."""
@@ -174,6 +212,8 @@ class Simulated(Observer):
     the board included, until it makes its next call.
     """
 
+    changes_within_steps = True
+
     def __init__(self, worker: Worker, job: Job, board: Board) -> None:
         super().__init__(worker, job)
         self._board = board
@@ -182,6 +222,13 @@ class Simulated(Observer):
         worker.comm.watch_order(self._at_rest)
         with worker.comm.unmetered():
             worker.comm.barrier()  # until all have joined
+
+    def saved(self) -> dict[str, Any]:
+        return super().saved() | {"samples": self._samples}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        self._samples = saved["samples"]
 
     def _at_rest(self) -> None:
         worker = self.worker
@@ -196,8 +243,6 @@ class Simulated(Observer):
     def _cut(self, figures: Figures, seconds: float) -> Figures:
         """The same with what the worker had waited and sent until `seconds`."""
         waiting, sending = self.worker.comm.meter.seconds_until(seconds)
-        # Who has ended waits for the others.
-        waiting += max(0.0, seconds - figures.seconds)
         return replace(figures, seconds=seconds, seconds_waiting=waiting, seconds_sending=sending)
 
     def _after_step(self) -> bool:
@@ -261,7 +306,6 @@ class OnTheClock(Observer):
         super().__init__(worker, job)
         every = job.spec.look_every
         self._by_time = every.unit == "seconds"
-        self._looks = 0
         self._end = math.inf if job.steps is None else job.steps
         # When to meet for the next look, and for the bytes; zero: after the first step.
         self._look_at = every.count if self._by_time else 0.0
@@ -273,7 +317,7 @@ class OnTheClock(Observer):
 
     def _after_step(self) -> bool:
         worker = self.worker
-        is_due = worker.comm.now() >= min(self._look_at, self._count_at)
+        is_due = worker.comm.now() >= min(self._look_at, self._count_at, self._save_at)
         if is_due and worker.steps != self.job.steps:
             self._meet(is_done=False)
         if self._is_over or self.final is not None:
@@ -295,7 +339,31 @@ class OnTheClock(Observer):
                 if not self._is_over:
                     self._look_if_due(table)
             self._first = self._first or table
+            if self.keeper is not None and not table.all_are_done and self.final is None:
+                self.keeper.on_the_clock(self, table, self._first, is_done)
         return table
+
+    @property
+    def _save_at(self) -> float:
+        """When to meet for the next checkpoint."""
+        return math.inf if self.keeper is None else self.keeper.moment
+
+    def saved(self) -> dict[str, Any]:
+        return (
+            super().saved()
+            | {name: getattr(self, name) for name in ON_THE_CLOCK}
+            | {name: table and table.saved() for name, table in self._tables().items()}
+        )
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        for name in ON_THE_CLOCK:
+            setattr(self, name, saved[name])
+        for name in self._tables():
+            setattr(self, name, saved[name] and Table.load(saved[name]))
+
+    def _tables(self) -> dict[str, Table | None]:
+        return {name: getattr(self, name) for name in ("_first", "_last", "_paced_from")}
 
     def _count_bytes(self, table: Table) -> None:
         """All end here if the bytes are used up. If not, they meet when half of the rest is."""

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import functools
 import inspect
+import json
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,19 +17,22 @@ from typing import Any
 import torch
 
 from flockstep.backends import Backend, Simulator
+from flockstep.checkpoints import Checkpoint, newest, require_folder
 from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
-from flockstep.errors import InvalidField, WorkerLost, unknown_name
-from flockstep.fields import require
+from flockstep.errors import CheckpointError, InvalidField, SpecError, WorkerLost, unknown_name
+from flockstep.fields import require, require_integer
+from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import Task
 from flockstep.training.board import Board
-from flockstep.training.job import ENDLESS, Job, sampling_of
+from flockstep.training.job import ENDLESS, Job, Keeping, sampling_of
 from flockstep.training.loop import train
 from flockstep.training.progress_bar import steps_bar
+from flockstep.training.snapshots import Resumed, Snapshots
 from flockstep.training.trace_file import require_trace_path, write_trace
 
 
@@ -39,12 +44,15 @@ def run(
     *,
     progress: bool | None = None,
     trace: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    every: str | int | Interval = "5 min",
+    keep: int = 2,
     **fields: Any,
 ) -> Result:
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
     represents them.
 
-    All but the last two arguments are the fields of an `fs.RunSpec`, which says what they mean: the
+    All but the last five arguments are fields of an `fs.RunSpec`, which says what they mean: the
     budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
     `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
     `fs.run(spec)` runs a spec that is there already; `backend` may then be a backend object of the
@@ -52,6 +60,10 @@ def run(
 
     `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
     computed, waited and sent when into that file, for ui.perfetto.dev.
+
+    `checkpoint` is a folder from which `fs.resume` goes on as if the run had never stopped; `every`
+    says how often it is saved there, in epochs or steps of the run or in minutes by the wall's
+    clock, and `keep` how many of the last whole checkpoints stay.
 
     Example:
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
@@ -71,7 +83,76 @@ def run(
             raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
-    return run_on(place, spec, progress, trace)
+    keeping = None if checkpoint is None else Keeping(Path(checkpoint), *_often(every, keep))
+    if keeping is not None and (before := newest(keeping.folder)) is not None:
+        if not is_restart():
+            raise CheckpointError(
+                f"'checkpoint' must be a folder without a run (got {str(checkpoint)!r}, which "
+                f"holds one at step {before.step}: fs.resume goes on with it)"
+            )
+        return resume(keeping.folder, spec=spec, backend=place, progress=progress, trace=trace)
+    return run_on(place, spec, progress, trace, keeping)
+
+
+def _often(every: str | int | Interval, keep: int) -> tuple[Interval, int]:
+    require_integer("keep", keep, 1)
+    return Interval.read(every, "every"), keep
+
+
+def resume(
+    folder: str | Path,
+    workers: int | None = None,
+    *,
+    spec: RunSpec | None = None,
+    backend: str | Backend | None = None,
+    progress: bool | None = None,
+    trace: str | Path | None = None,
+) -> Result:
+    """Go on with the run that was kept in `folder`, from its last whole checkpoint, and keep it
+    there as before.
+
+    In the simulator the result is, bit for bit, that of a run which was never stopped; elsewhere it
+    is for methods whose workers wait for each other, and for the others all that was saved is as it
+    was. Times by the wall and the trace are of the part since.
+
+    `workers` may be another number where the workers wait for each other and share nothing: all
+    then begin with the model that stood for the run, and what was dropped is said. `spec` is needed
+    where the run's task exists in a script only.
+
+    Example:
+        fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, checkpoint="runs/a", every="1 epoch")
+        fs.resume("runs/a")
+    """
+    folder = Path(folder)
+    found = newest(folder)
+    if found is None:
+        raise CheckpointError(f"{str(folder)!r} holds no whole checkpoint")
+    spec = _spec_of(found, spec)
+    every, keep = _often(found.about["every"], found.about["keep"])
+    place = make_place(spec) if backend is None else _place_for(spec, backend)
+    if place.is_virtual != (found.about["backend"] == "sim"):
+        raise CheckpointError(f"{str(found.path)!r} is of backend {found.about['backend']!r}")
+    return run_on(place, spec, progress, trace, Keeping(folder, every, keep), found)
+
+
+def _spec_of(found: Checkpoint, given: RunSpec | None) -> RunSpec:
+    written = found.about["spec"]
+    if written is None:
+        if given is None:
+            raise CheckpointError(
+                f"{str(found.path)!r} does not hold the run's spec, which could not be written "
+                f"({found.about['not_written']}): resume with spec=…"
+            )
+        return given
+    spec = RunSpec.from_json(json.dumps(written))
+    if given is not None and given.replace(workers=spec.workers) != spec:
+        raise CheckpointError(f"{str(found.path)!r} is of another run: {spec!r} (got {given!r})")
+    return spec
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process anew after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _require_known(fields: Iterable[str]) -> None:
@@ -88,7 +169,7 @@ _named = [
     if name not in ("task", "strategy", "workers", "backend")
 ]
 # What `help` shows: all fields of a spec by name.
-run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:6]])  # type: ignore[attr-defined]
+run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:-1]])  # type: ignore[attr-defined]
 
 
 def make_place(spec: RunSpec) -> Backend:
@@ -105,13 +186,21 @@ def _place_for(spec: RunSpec, backend: str | Backend) -> Backend:
 
 
 def run_on(
-    place: Backend, spec: RunSpec, progress: bool | None = None, trace: str | Path | None = None
+    place: Backend,
+    spec: RunSpec,
+    progress: bool | None = None,
+    trace: str | Path | None = None,
+    keeping: Keeping | None = None,
+    resumed: Checkpoint | None = None,
 ) -> Result:
     """Run `spec` on a backend that is there."""
     if trace is not None:
         require_trace_path(Path(trace))
+    if keeping is not None:
+        require_folder(keeping.folder)
     spec = spec.replace(workers=place.size(spec.workers))
     job = prepared(spec, place, traces=trace is not None)
+    job = _kept(job, keeping, resumed)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
     title = f"{job.task.name} {spec.strategy.name}"
@@ -124,11 +213,38 @@ def run_on(
             on_failure=spec.on_failure,
             watch=watch,
         )
+    if job.snapshots is not None:
+        job.snapshots.close()
     result = _result(job, outcomes, place, time.perf_counter() - began)
     if trace is not None and place.is_lead:
         tracks = [each["trace"] if isinstance(each, dict) else None for each in outcomes]
         write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
     return result
+
+
+def _kept(job: Job, keeping: Keeping | None, resumed: Checkpoint | None) -> Job:
+    """The same with checkpoints."""
+    spec, board = job.spec, job.board
+    if resumed is not None:
+        job = replace(job, resumed=resumed if board is None else Resumed(resumed.read(0)))
+    if keeping is None:
+        return job
+    about: dict[str, Any] = {
+        "every": str(keeping.every),
+        "keep": keeping.keep,
+        "workers": spec.workers,
+        "backend": spec.backend if board is None else "sim",
+        "spec": None,
+    }
+    try:
+        about["spec"] = json.loads(spec.to_json())
+    except SpecError as reason:  # a task that exists in a script only
+        about["not_written"] = str(reason)
+    job = replace(job, keeping=replace(keeping, about=about))
+    if board is None:
+        return job
+    assert job.keeping is not None and spec.workers is not None
+    return replace(job, snapshots=Snapshots(job, job.keeping, board, spec.workers))
 
 
 def _without_backend(spec: RunSpec) -> RunSpec:

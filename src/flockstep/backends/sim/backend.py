@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import torch
 
 from flockstep.backends.base import Backend, Launch, Program, one_interrupt, usable_cores
-from flockstep.backends.sim.comm import SimComm, SimGroup
+from flockstep.backends.sim.comm import SimComm
 from flockstep.backends.sim.compute import Compute
+from flockstep.backends.sim.group import SimGroup
 from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
 from flockstep.backends.sim.threads import require_room, start_all
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
@@ -89,9 +90,11 @@ class _Simulation:
         self._failed_rank = 0
         ranks = tuple(range(workers))
         world = SimGroup(ranks, backend.network.between(ranks))
+        groups = {world.name: world}
         self._comms = [
             SimComm(
                 self._scheduler,
+                groups,
                 world,
                 rank,
                 seed,

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flockstep.backends.sim.compute import Stopwatch
+from flockstep.backends.sim.group import Arrival, Channel, Message, SimGroup
+from flockstep.backends.sim.saving import load_world, saved_world
 from flockstep.backends.sim.scheduler import (
     TICKS_PER_SECOND,
     Scheduler,
-    Slot,
     to_ticks,
 )
 from flockstep.backends.sim.shared import Home, SimShared
 from flockstep.comm import (
+    Background,
     Comm,
     Gathered,
     Meter,
@@ -28,56 +29,7 @@ from flockstep.comm import (
     signature,
 )
 from flockstep.errors import MismatchError
-from flockstep.network import Link, Network, costs
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """One worker's part in a collective: what it calls, with what, at what cost."""
-
-    slot: Slot
-    call: str
-    tensor: Tensor
-    settle: Callable[[list[Tensor]], Any]
-    seconds: Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a worker sends, and how long it takes to arrive."""
-
-    slot: Slot
-    tensor: Tensor
-    ticks: int
-
-
-@dataclass
-class Channel:
-    """The way from one worker of a group to another. One message may be on its way."""
-
-    sender: int  # in the group, as the receiver
-    receiver: int
-    on_its_way: tuple[Tensor, int] | None = None  # with the time of its arrival
-    taken_at: int = 0  # the message before
-    next: Message | None = None  # of a sender that waits until the way is free
-    waiting: tuple[Slot, Tensor] | None = None  # the receiver, and where the message goes
-
-
-@dataclass
-class SimGroup:
-    """What the members of one comm share."""
-
-    ranks: tuple[int, ...]  # in the world
-    link: Link
-    arrivals: dict[int, Arrival] = field(default_factory=dict)
-    outcomes: dict[int, Any] = field(default_factory=dict)
-    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)
-    exchanges: dict[tuple[int, int], tuple[Slot, Tensor, Tensor]] = field(default_factory=dict)
-    homes: dict[str, Home] = field(default_factory=dict)
-
-    def channel(self, sender: int, receiver: int) -> Channel:
-        """One and the same for both, whichever asks first: `setdefault` is done at once."""
-        return self.channels.setdefault((sender, receiver), Channel(sender, receiver))
+from flockstep.network import Network, costs
 
 
 class SimComm(Comm):
@@ -86,6 +38,7 @@ class SimComm(Comm):
     def __init__(
         self,
         scheduler: Scheduler,
+        groups: dict[str, SimGroup],
         group: SimGroup,
         rank: int,
         seed: int,
@@ -98,6 +51,7 @@ class SimComm(Comm):
         self.seed = seed
         self.meter = meter
         self._scheduler = scheduler
+        self._groups = groups  # all of the run, by name
         self._group = group
         self._slot = scheduler.slots[group.ranks[rank]]
         self._network = network
@@ -123,7 +77,8 @@ class SimComm(Comm):
             act()
             return self._slot.clock
 
-        self._scheduler.ordered(self._slot, "looking at the run", apply)
+        if self._scheduler.ordered(self._slot, "looking at the run", apply):
+            act()  # in the past; the caller has to see to it that twice is as good as once
 
     def watch_order(self, act: Callable[[], None]) -> None:
         self._slot.before_ordered = act
@@ -134,52 +89,98 @@ class SimComm(Comm):
             yield
 
     @contextmanager
-    def in_background(self) -> Iterator[Callable[[], None]]:
-        slot, meter = self._slot, self.meter
-        began = end = slot.clock
+    def in_background(self) -> Iterator[Background]:
+        slot, background = self._slot, Background(comm=self)
+        began = slot.clock
         slot.is_in_background = True
-
-        def wait() -> None:
-            with meter.call("wait for the background"):
-                slot.clock = max(slot.clock, end)
-
         # One call without length, of which those inside are parts: their time is not this worker's.
-        with meter.call("in the background"):
+        with self.meter.call("in the background"):
             try:
-                yield wait
+                yield background
             finally:
-                end, slot.clock, slot.is_in_background = slot.clock, began, False
+                background.until, slot.clock, slot.is_in_background = slot.clock, began, False
+
+    def _wait_for_background(self, until: int) -> None:
+        with self.meter.call("wait for the background"):
+            self._slot.clock = max(self._slot.clock, until)
+
+    # --- what of this worker a checkpoint keeps ---------------------------------------------------
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "clock": self._slot.clock,
+            "steps": self._slot.steps,
+            "meter": self.meter.saved(),
+            "torch": torch.get_rng_state(),
+            "jitter": self._stopwatch.random,
+        }
+
+    def saved_world(self) -> dict[str, Any] | None:
+        with self.standing_still():
+            return saved_world(self._scheduler, self._groups)
+
+    def go_back(self, own: dict[str, Any], world: dict[str, Any] | None) -> None:
+        self._slot.going_back = own, world
+
+        def settle(_: list[Tensor]) -> list[Any]:
+            load_world(self._scheduler, self._groups)
+            return []
+
+        with self.unmetered():
+            self._collective("go back", torch.empty(0), settle, _free)
+        self.meter.load(own["meter"])
+        self._stopwatch.random = own["jitter"]
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        with self._scheduler.mutex:
+            yield
+
+    def keep_journal(self, is_on: bool) -> None:
+        self._slot.journal.keep(is_on)
 
     # --- groups and shared tensors ----------------------------------------------------------------
 
     def split(self, color: int) -> SimComm:
-        def settle(colors: list[Tensor]) -> dict[int, SimGroup]:
-            groups = {}
+        def settle(colors: list[Tensor]) -> list[dict[int, SimGroup]]:
+            parent, groups = self._group, {}
+            parent.splits += 1
             for each in sorted({int(value) for value in colors}):
                 ranks = tuple(
                     world
-                    for world, value in zip(self._group.ranks, colors, strict=True)
+                    for world, value in zip(parent.ranks, colors, strict=True)
                     if int(value) == each
                 )
-                groups[each] = SimGroup(ranks, self._network.between(ranks))
-            return groups
+                name = f"{parent.name}{parent.splits}={each}/"
+                groups[each] = SimGroup(ranks, self._network.between(ranks), name)
+                self._groups[name] = groups[each]
+            return [groups]
 
         with self.meter.call("split"):
-            group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
+            (groups,) = self._collective("split", torch.tensor(color), settle, _free)
+        group = groups[color]
         rank = group.ranks.index(self._slot.rank)
         return SimComm(
-            self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
+            self._scheduler,
+            self._groups,
+            group,
+            rank,
+            self.seed,
+            self._network,
+            self._stopwatch,
+            self.meter,
         )
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
-        def settle(values: list[Tensor]) -> Home:
+        def settle(values: list[Tensor]) -> list[Home]:
             homes = self._group.homes
             if name not in homes:
-                homes[name] = Home(values[0].clone(), self._group.link, self.size)
-            return homes[name]
+                identity = f"{self._group.name}{name}"
+                homes[name] = Home(identity, values[0].clone(), self._group.link, self.size)
+            return [homes[name]]
 
         call = f"shared({name!r}: {shared_form(like, home)})"
-        place = self._collective(call, like.detach(), settle, lambda _: 0.0)
+        (place,) = self._collective(call, like.detach(), settle, _free)
         return SimShared(name, place, self._scheduler, self._slot, self.rank, self.meter)
 
     # --- collectives ------------------------------------------------------------------------------
@@ -188,18 +189,18 @@ class SimComm(Comm):
         self,
         call: str,
         tensor: Tensor,
-        settle: Callable[[list[Tensor]], Any],
+        settle: Callable[[list[Tensor]], list[Any]],
         seconds: Callable[[int], float],
-    ) -> Any:
+    ) -> list[Any]:
         """Meet all members in `call`; the last to arrive runs `settle` on all tensors, for all
         of them.
         """
-        group, rank = self._group, self.rank
+        heard: list[Any] = []
         if self.meter.paused:
             seconds = _free
-        mine = Arrival(self._slot, call, tensor, settle, seconds)
-        self._scheduler.meet(self._slot, call, lambda: self._arrive(mine))
-        return group.outcomes.pop(rank)
+        mine = Arrival(self._slot, call, tensor, settle, seconds, heard)
+        self._scheduler.meet(self._slot, call, lambda: self._arrive(mine), heard)
+        return heard
 
     def _arrive(self, mine: Arrival) -> None:
         group = self._group
@@ -218,21 +219,21 @@ class SimComm(Comm):
         largest = max(each.tensor.nbytes for each in arrivals)
         cost = to_ticks(mine.seconds(largest))
         end = max(each.slot.clock for each in arrivals) + cost
-        for rank, each in enumerate(arrivals):
-            group.outcomes[rank] = outcome
+        for each in arrivals:
+            each.heard.extend(outcome)
             each.slot.meter.sent(cost)
             # What is not counted takes no time, not even that of waiting for each other.
             self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        def settle(parts: list[Tensor]) -> Tensor:
+        def settle(parts: list[Tensor]) -> list[Tensor]:
             result = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
             reduce_in_rank_order(parts, op, out=result)
-            return result
+            return [result]
 
         call = f"all_reduce({op}) of {signature(tensor)}"
         link, size = self._group.link, self.size
-        result = self._collective(
+        (result,) = self._collective(
             call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes)
         )
         tensor.copy_(result)
@@ -251,10 +252,10 @@ class SimComm(Comm):
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = f"broadcast from {root} of {signature(tensor)}"
         link, size = self._group.link, self.size
-        result = self._collective(
+        (result,) = self._collective(
             call,
             tensor,
-            lambda parts: parts[root].clone(),
+            lambda parts: [parts[root].clone()],
             lambda nbytes: costs.broadcast_seconds(link, size, nbytes),
         )
         if self.rank != root:
@@ -263,13 +264,14 @@ class SimComm(Comm):
     def _barrier(self) -> None:
         link, size = self._group.link, self.size
         self._collective(
-            "barrier", torch.empty(0), lambda _: None, lambda _: costs.barrier_seconds(link, size)
+            "barrier", torch.empty(0), lambda _: [], lambda _: costs.barrier_seconds(link, size)
         )
 
     # --- two workers ------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, peer: int) -> None:
         channel = self._group.channel(self.rank, peer)
+        call = f"send to rank {self._group.ranks[peer]}"
         message = Message(self._slot, tensor, self._message_ticks(tensor, peer))
 
         def post() -> None:
@@ -281,9 +283,9 @@ class SimComm(Comm):
             self._deliver(channel)
 
         if channel.on_its_way is None:  # and it stays so: nobody else sends here
-            self._scheduler.go_on(post)
+            self._scheduler.go_on(self._slot, call, post)
         else:
-            self._scheduler.meet(self._slot, f"send to rank {self._group.ranks[peer]}", wait)
+            self._scheduler.meet(self._slot, call, wait)
 
     def _recv(self, tensor: Tensor, peer: int) -> None:
         channel = self._group.channel(peer, self.rank)
@@ -292,7 +294,8 @@ class SimComm(Comm):
             channel.waiting = self._slot, tensor
             self._deliver(channel)
 
-        self._scheduler.meet(self._slot, f"recv from rank {self._group.ranks[peer]}", wait)
+        call = f"recv from rank {self._group.ranks[peer]}"
+        self._scheduler.meet(self._slot, call, wait, [tensor])
 
     def _deliver(self, channel: Channel) -> None:
         """Hand a message over, if it is there and somebody waits for it; let the next go on its
@@ -347,7 +350,7 @@ class SimComm(Comm):
                 # What is not counted takes no time, not even that of waiting for each other.
                 self._scheduler.wake(each, each.clock if each.meter.paused else end)
 
-        self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet)
+        self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet, [received])
         return received
 
     def _message_ticks(self, tensor: Tensor, peer: int) -> int:

@@ -71,7 +71,7 @@ class Stopwatch:
     def __init__(self, compute: Compute, seed: int, rank: int) -> None:
         self._compute = compute
         self._seconds = compute.seconds * compute.slow.get(rank, 1.0)
-        self._random = numpy_stream(Purpose.STEP_SECONDS, seed, rank) if compute.jitter else None
+        self.random = numpy_stream(Purpose.STEP_SECONDS, seed, rank) if compute.jitter else None
         self._mark = 0.0
 
     def start(self) -> None:
@@ -91,11 +91,11 @@ class Stopwatch:
         if self._compute.is_measured:
             before, self._mark = self._mark, time.thread_time()
             return self._mark - before
-        if self._random is None:
+        if self.random is None:
             return self._seconds * times
         sigma = self._compute.jitter
         return (
             self._seconds
             * times
-            * math.exp(sigma * self._random.standard_normal() - sigma * sigma / 2)
+            * math.exp(sigma * self.random.standard_normal() - sigma * sigma / 2)
         )

@@ -23,8 +23,10 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from flockstep.backends.base import describe_deadlock, source_line
+from flockstep.backends.sim.journal import Entry, Journal
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
 from flockstep.comm import Meter
 from flockstep.errors import DeadlockError, FlockstepError
@@ -55,6 +57,9 @@ class Slot:
     is_interruptible: bool = True  # False when the thread is on its way out by itself
     # Runs in order before each ordered call of this worker has its effect.
     before_ordered: Callable[[], None] | None = None
+    heard: list[Any] = field(default_factory=list)  # what its call brings, once it has its outcome
+    journal: Journal = field(default_factory=Journal)
+    going_back: Any = None  # what it has saved of itself, and rank 0 of what is between all
     meter: Meter = field(init=False, repr=False)  # told what a transfer costs; the rest is waiting
 
     def __post_init__(self) -> None:
@@ -71,7 +76,7 @@ class Scheduler:
         self.error: BaseException | None = None
         self.finished = threading.Event()
         self._lanes = lanes
-        self._streams = streams
+        self.streams = streams
         self._running: set[Slot] = set()
         self._ready: list[tuple[int, int]] = []  # heap of (clock, rank)
         # Heap; at most one entry per worker.
@@ -85,29 +90,59 @@ class Scheduler:
         """Wait for the first turn."""
         self._sleep(slot)
 
-    def ordered(self, slot: Slot, call: str, apply: Callable[[], int | None]) -> None:
+    # `heard` is what the call brings to its caller: tensors that it will fill, or an empty list. A
+    # call of a worker that goes on from a checkpoint may lie in the past: then it is told what it
+    # heard then, nothing is done, and its journal's entry returned.
+
+    def ordered(
+        self,
+        slot: Slot,
+        call: str,
+        apply: Callable[[], int | None],
+        heard: list[Any] | None = None,
+    ) -> Entry | None:
         """Have `apply` run when it is this call's turn. It returns when the caller may go on, in
         ticks, or None if somebody else will `wake` the caller."""
+        heard = [] if heard is None else heard
+        if slot.journal.is_in_the_past:
+            return self._tell_again(slot, call, heard)
         with self.mutex:
-            self._leave(slot, call, "ordered")
+            self._leave(slot, call, "ordered", heard)
             heapq.heappush(self._ordered, (slot.clock, slot.rank, apply))
             self._advance()
         self._sleep(slot)
+        return None
 
-    def meet(self, slot: Slot, call: str, arrive: Callable[[], None]) -> None:
+    def meet(
+        self, slot: Slot, call: str, arrive: Callable[[], None], heard: list[Any] | None = None
+    ) -> None:
         """Run `arrive`, which wakes those who need wait no longer, the caller among them or not."""
+        heard = [] if heard is None else heard
+        if slot.journal.is_in_the_past:
+            self._tell_again(slot, call, heard)
+            return
         with self.mutex:
-            self._leave(slot, call, "waiting")
+            self._leave(slot, call, "waiting", heard)
             arrive()
             self._advance()
         self._sleep(slot)
 
-    def go_on(self, act: Callable[[], None]) -> None:
+    def go_on(self, slot: Slot, call: str, act: Callable[[], None]) -> None:
         """Run `act`, which may wake others, without giving the baton away."""
+        if slot.journal.is_in_the_past:
+            self._tell_again(slot, call, [])
+            return
         self.check()
         with self.mutex:
             act()
+            slot.journal.write(call, slot.clock, slot.meter, [])
             self._advance()
+
+    def _tell_again(self, slot: Slot, call: str, heard: list[Any]) -> Entry:
+        self.check()
+        entry = slot.journal.tell(slot.rank, call, slot.meter, heard)
+        slot.clock = entry.clock
+        return entry
 
     def elapse(self, slot: Slot, ticks: int, is_step: bool) -> None:
         """Move the worker's clock on. Others may now come before it."""
@@ -118,9 +153,9 @@ class Scheduler:
             return
         with self.mutex:
             if is_step and slot.steps == 1:
-                self._streams.first_step_done(slot.rank)
+                self.streams.first_step_done(slot.rank)
                 if all(other.steps or other.state == "done" for other in self.slots):
-                    self._streams.open_lanes()
+                    self.streams.open_lanes()
             self._advance()
 
     def end(self, slot: Slot, error: BaseException | None) -> None:
@@ -156,6 +191,7 @@ class Scheduler:
         """The call of `slot` has its outcome at time `ticks`."""
         slot.clock = ticks
         slot.state = "ready"
+        slot.journal.write(slot.call, ticks, slot.meter, slot.heard)
         heapq.heappush(self._ready, (slot.clock, slot.rank))
 
     def fail(self, error: BaseException) -> None:
@@ -178,17 +214,18 @@ class Scheduler:
                 self.wake(slot, 0)
             self._advance()
 
-    def _leave(self, slot: Slot, call: str, state: str) -> None:
+    def _leave(self, slot: Slot, call: str, state: str, heard: list[Any]) -> None:
         self.check()
         slot.call = call
+        slot.heard = heard
         slot.state = state
         self._running.discard(slot)
-        self._streams.leave(slot.rank)
+        self.streams.leave(slot.rank)
 
     def _sleep(self, slot: Slot) -> None:
         slot.gate.acquire()
         self.check()
-        self._streams.enter(slot.rank)
+        self.streams.enter(slot.rank)
 
     def _run(self, slot: Slot) -> None:
         slot.state = "running"
@@ -199,7 +236,7 @@ class Scheduler:
         """Apply every ordered call whose turn it is, fill the lanes, and notice when nobody can
         go on.
         """
-        lanes = self._lanes if self._streams.lanes_are_open else 1
+        lanes = self._lanes if self.streams.lanes_are_open else 1
         while self.error is None:
             if self._ordered and self._is_first(self._ordered[0][:2]):
                 _, rank, apply = heapq.heappop(self._ordered)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flockstep.backends.sim.journal import Entry
 from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
 from flockstep.comm import Meter, SharedTensor
 from flockstep.errors import FlockstepError
@@ -21,7 +22,8 @@ class Home:
     The link carries one transfer at a time. A transfer that finds it busy waits, and whoever is
     served later sees what was served before: that is what "landed before" means here."""
 
-    def __init__(self, value: Tensor, link: Link, members: int) -> None:
+    def __init__(self, identity: str, value: Tensor, link: Link, members: int) -> None:
+        self.identity = identity
         self.value = value
         self.changes = 0
         self.link = link
@@ -70,32 +72,35 @@ class SimShared(SharedTensor):
         self._changes = 0  # by this worker, of those that the home counts
 
     @property
-    def identity(self) -> int:
-        return id(self._home)
+    def identity(self) -> str:
+        return self._home.identity
 
     def peek(self) -> Tensor:
         return self._home.value.clone()
 
+    def known(self) -> list[int]:
+        return [self._known, self._changes]
+
+    def know(self, known: list[int]) -> None:
+        self._known, self._changes = known
+
     def _read(self, out: Tensor) -> None:
         def read() -> None:
             out.copy_(self._home.value)
-            self._note(reads=True)
 
-        self._transfer("read", read, costs.message_seconds)
+        self._transfer("read", read, costs.message_seconds, [out], reads=True)
 
     def _write(self, tensor: Tensor) -> None:
         def write() -> None:
             self._home.value.copy_(tensor)
-            self._note(changes=True)
 
-        self._transfer("write", write, costs.message_seconds)
+        self._transfer("write", write, costs.message_seconds, changes=True)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         def add() -> None:
             self._home.value.add_(tensor.to(self._home.value), alpha=scale)
-            self._note(changes=True)
 
-        self._transfer("add", add, costs.message_seconds)
+        self._transfer("add", add, costs.message_seconds, changes=True)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         before = torch.empty_like(tensor)
@@ -104,37 +109,53 @@ class SimShared(SharedTensor):
             value = self._home.value
             before.copy_(value)
             value.add_(tensor.to(value) - value, alpha=weight)
-            self._note(reads=True, changes=True)
 
-        self._transfer("blend", blend, costs.blend_seconds)
+        self._transfer("blend", blend, costs.blend_seconds, [before], reads=True, changes=True)
         return before
 
     def _transfer(
-        self, verb: str, act: Callable[[], object], seconds: Callable[[Link, float], float]
+        self,
+        verb: str,
+        act: Callable[[], object],
+        seconds: Callable[[Link, float], float],
+        heard: list[Tensor] | None = None,
+        *,
+        reads: bool = False,
+        changes: bool = False,
     ) -> None:
         home = self._home
 
         def apply() -> int:
             act()
+            self._note(reads, changes)
             end = self._transferred(self._slot.clock, seconds)
             for watcher in [*home.watchers]:
                 watcher(end)
             return end
 
-        self._scheduler.ordered(self._slot, self._call(verb), apply)
+        past = self._scheduler.ordered(self._slot, self._call(verb), apply, heard)
+        self._learn_again(past, reads, changes)
 
-    def _note(self, *, reads: bool = False, changes: bool = False) -> None:
+    def _note(self, reads: bool, changes: bool) -> None:
         """Count a change, and what this worker knows of those by others."""
         if not self.counts_staleness:
             return
-        home = self._home
-        by_others = home.changes - self._changes
+        by_others = self._home.changes - self._changes
+        self._home.changes += changes
+        self._slot.journal.changes = by_others
+        self._learn(by_others, reads, changes)
+
+    def _learn(self, by_others: int, reads: bool, changes: bool) -> None:
         if changes:
             self._has_changed(by_others)
             self._changes += 1
-            home.changes += 1
         if reads:
             self._has_read(by_others)
+
+    def _learn_again(self, past: Entry | None, reads: bool, changes: bool) -> None:
+        """What a call that lies in the past has taught its caller."""
+        if past is not None and past.changes is not None:
+            self._learn(past.changes, reads, changes)
 
     def _transferred(self, ticks: int, seconds: Callable[[Link, float], float]) -> int:
         """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at
@@ -154,7 +175,7 @@ class SimShared(SharedTensor):
             if not holds(home.value):
                 return False
             out.copy_(home.value)
-            self._note(reads=True)
+            self._note(reads=True, changes=False)
             return True
 
         def watch(landed: int) -> None:
@@ -169,7 +190,8 @@ class SimShared(SharedTensor):
             home.watchers.append(watch)
             return None
 
-        self._scheduler.ordered(self._slot, self._call("wait_until"), apply)
+        past = self._scheduler.ordered(self._slot, self._call("wait_until"), apply, [out])
+        self._learn_again(past, reads=True, changes=False)
 
     def _lock(self, in_turn: bool) -> None:
         self._scheduler.ordered(self._slot, self._call("lock"), lambda: self._acquire(in_turn))

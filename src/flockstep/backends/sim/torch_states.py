@@ -55,6 +55,15 @@ class TorchStates:
         if not self._somebody_draws:
             self._resting = torch.get_rng_state()
 
+    def saved(self) -> dict[str, bool]:
+        return {"somebody_draws": self._somebody_draws, "lanes_are_open": self.lanes_are_open}
+
+    def load(self, saved: dict[str, bool], states: list[torch.Tensor]) -> None:
+        """Go on as it was saved, with the state of each worker. All of them sleep."""
+        self._states = list(states)
+        self._somebody_draws = saved["somebody_draws"]
+        self._resting = torch.get_rng_state() if saved["lanes_are_open"] else None
+
 
 class LeftAlone:
     """For programs that do not draw: torch's generator is left alone, whoever uses it meanwhile."""
@@ -68,3 +77,8 @@ class LeftAlone:
     def first_step_done(self, rank: int) -> None: ...
 
     def open_lanes(self) -> None: ...
+
+    def saved(self) -> dict[str, bool]:
+        return {}
+
+    def load(self, saved: dict[str, bool], states: list[torch.Tensor]) -> None: ...

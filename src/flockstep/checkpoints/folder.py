@@ -1,0 +1,201 @@
+"""Checkpoints in a folder: safetensors and JSON, written aside, whole or not there.
+
+    FOLDER/step-000000001200/part-0.safetensors     tensors, by path
+                             part-0.json            values, by path; what it is part of; checksums
+
+Every process writes the part of its own workers, each file under another name first. A part is
+there when its JSON is, and a checkpoint is whole when all the parts are there that each of them
+says it has. Nobody has to wait for anybody, and who is killed at any moment leaves the last whole
+one as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from flockstep.checkpoints.part import Part
+from flockstep.errors import CheckpointError
+
+FORMAT = 1
+KIND = "flockstep checkpoint"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole.
+
+    Fields:
+        path: its folder.
+        step: of the worker that had come furthest.
+        parts: the number of each.
+        about: what the run says of itself.
+    """
+
+    path: Path
+    step: int
+    parts: tuple[int, ...]
+    about: dict[str, Any]
+
+    def read(self, number: int) -> Part:
+        """The part of that number, checked."""
+        return _read(self.path, number)
+
+
+def require_folder(folder: Path) -> None:
+    """Complain of a folder in which no checkpoint can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"'checkpoint' must be a folder that takes files (got {str(folder)!r}: "
+            f"{error.strerror})"
+        ) from error
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The last whole checkpoint in the folder, if there is one."""
+    return next(_whole(folder), None)
+
+
+def drop_older(folder: Path, keep: int) -> None:
+    """Remove all but the last `keep` whole checkpoints, and what is not whole before the last."""
+    kept = [each.path for _, each in zip(range(keep), _whole(folder), strict=False)]
+    for path in _folders(folder):
+        if kept and path not in kept and path.name < kept[0].name:
+            shutil.rmtree(path, ignore_errors=True)  # others may do the same
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def _whole(folder: Path) -> Iterator[Checkpoint]:
+    for path in _folders(folder):
+        described = next(iter(sorted(path.glob("part-*.json"))), None)
+        if described is None:
+            continue
+        about = _described(described)
+        numbers = tuple(about["parts"])
+        if all((path / f"part-{number}.json").exists() for number in numbers):
+            yield Checkpoint(path, about["step"], numbers, about["about"])
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What a part's JSON says, if it is one that this version reads."""
+    try:
+        text = path.read_text()
+        content = json.loads(text)
+        kind, version = content["kind"], content["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{str(path)!r} is damaged, or no part of a checkpoint: {error!r}"
+        ) from error
+    if kind != KIND:
+        raise CheckpointError(f"{str(path)!r} is no part of a checkpoint (its kind is {kind!r})")
+    if version != FORMAT:
+        raise CheckpointError(f"{str(path)!r} has format {version!r}, this version reads {FORMAT}")
+    if content.get("checksum") != _checksum_of(content):
+        raise CheckpointError(f"{str(path)!r} is damaged: its checksum is another")
+    return content  # type: ignore[no-any-return]
+
+
+def _checksum_of(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
+
+
+def _read(path: Path, number: int) -> Part:
+    file = path / f"part-{number}.safetensors"
+    content = _described(path / f"part-{number}.json")
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != content["sha256"]:
+            raise CheckpointError(f"{str(file)!r} is damaged: its checksum is another")
+        return load_file(file), content["values"]
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{str(file)!r} is damaged: {error}") from error
+
+
+def write_part(
+    folder: Path, step: int, number: int, part: Part, parts: Sequence[int], about: dict[str, Any]
+) -> None:
+    """Write one part of the checkpoint of `step`."""
+    path = folder / f"step-{step:012d}"
+    file = path / f"part-{number}.safetensors"
+    tensors, values = part
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        unfinished = path / f".part-{number}.safetensors"
+        save_file({name: tensor.cpu() for name, tensor in tensors.items()}, unfinished)
+        with unfinished.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            os.fsync(opened.fileno())
+        unfinished.replace(file)
+        content: dict[str, Any] = {
+            "kind": KIND, "format": FORMAT, "step": step, "parts": [*parts], "about": about,
+            "sha256": digest, "values": values,
+        }  # fmt: skip
+        unfinished = path / f".part-{number}.json"
+        with unfinished.open("w") as opened:
+            json.dump(content | {"checksum": _checksum_of(content)}, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+        unfinished.replace(path / f"part-{number}.json")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{str(file)!r} cannot be written: {error}") from error
+
+
+class Writer:
+    """Writes the parts of one process aside, one at a time."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(
+        self, step: int, number: int, part: Part, parts: Sequence[int], about: dict[str, Any]
+    ) -> None:
+        """Begin to write a part, when the one before is written."""
+        self.wait()
+
+        def work() -> None:
+            try:
+                write_part(self.folder, step, number, part, parts, about)
+                if number == min(parts):
+                    drop_older(self.folder, self._keep)
+            except CheckpointError as error:
+                self._error = error  # raised where the run next asks for this writer
+
+        self._thread = threading.Thread(target=work, name="flockstep-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all is written. Complain if it could not be."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

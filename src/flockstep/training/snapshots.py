@@ -1,0 +1,140 @@
+"""Checkpoints of a simulated run. Nobody meets, and the run is the same with them and without.
+
+A run in virtual time cannot stop at a moment: some worker is always in the middle of a step. So
+each worker is copied at the end of a step, and its journal holds what it has heard since
+(`backends/sim/journal.py`). When the last one has been copied, the copies, the journals and the
+state between the workers are one checkpoint. Until then workers that end another step are copied
+again, so that no journal is longer than a step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from flockstep.checkpoints import Part, Writer, joined, load_part, part_of, parted, read_part
+from flockstep.strategies import save_state
+from flockstep.training.job import Job, Keeping
+from flockstep.worker import Worker
+
+if TYPE_CHECKING:
+    from flockstep.training.board import Board
+    from flockstep.training.observer import Observer
+
+
+class Snapshots:
+    """What takes checkpoints of all simulated workers of a run. Its methods are called on their
+    threads.
+    """
+
+    def __init__(self, job: Job, keeping: Keeping, board: Board, workers: int) -> None:
+        self._job = job
+        self._keeping = keeping
+        self._board = board
+        self._writer = Writer(keeping.folder, keeping.keep)
+        self._copies: dict[int, Part] = {}
+        self._observers: dict[int, tuple[Observer, dict[str, Any]]] = {}
+        self._ended: set[int] = set()
+        self._is_open = False  # copies are being collected
+        self._steps = [0] * workers
+        self._epochs = [0] * workers  # of streams
+        before = job.resumed.number if isinstance(job.resumed, Resumed) else 0
+        self._number = before  # of those that were taken, or passed over
+        self._due = time.monotonic() + keeping.every.count  # if they go by time
+
+    def after_step(self, worker: Worker, observer: Observer) -> None:
+        """A worker is between two steps."""
+        with worker.comm.standing_still():
+            self._count(worker)
+            self._is_open = self._is_open or self._is_due()
+            worker.comm.keep_journal(self._is_open)
+            if self._is_open:
+                self._copy(worker, observer, is_over=False)
+
+    def at_end(self, worker: Worker, observer: Observer) -> None:
+        """A worker has taken its last step. All later checkpoints have it as it is."""
+        with worker.comm.standing_still():
+            self._count(worker)
+            self._ended.add(worker.comm.rank)
+            worker.comm.keep_journal(True)
+            self._copy(worker, observer, is_over=True)
+
+    def close(self) -> None:
+        """See that all is written."""
+        self._writer.wait()
+
+    def _count(self, worker: Worker) -> None:
+        self._steps[worker.comm.rank] = worker.steps
+        self._epochs[worker.comm.rank] = worker.course.epochs_ended
+
+    def _is_due(self) -> bool:
+        if self._writer.is_busy or self._board.final is not None:
+            return False
+        self._writer.wait()  # for its complaint, if it has one
+        every = self._keeping.every
+        if every.unit == "seconds":
+            return time.monotonic() >= self._due
+        return self._has_come_to(self._number + 1)
+
+    def _has_come_to(self, number: int) -> bool:
+        every, workers = self._keeping.every, len(self._steps)
+        if every.unit == "epochs" and self._job.timetable is None:
+            return min(self._epochs) >= number * every.count
+        return sum(self._steps) >= workers * self._job.step_of(every, number)
+
+    def _copy(self, worker: Worker, observer: Observer, is_over: bool) -> None:
+        rank = worker.comm.rank
+        self._copies[rank] = part_of(worker, is_over=is_over)
+        self._observers[rank] = observer, observer.saved()
+        if self._is_open and len(self._copies) == len(self._steps):
+            self._write(worker)
+
+    def _write(self, worker: Worker) -> None:
+        """All copies are there."""
+        world, copies = worker.comm.saved_world(), self._copies
+        self._copies = {rank: copy for rank, copy in copies.items() if rank in self._ended}
+        if world is None:  # somebody has made a comm: once more
+            return
+        observers = [
+            observer.saved() if observer.changes_within_steps else saved
+            for _, (observer, saved) in sorted(self._observers.items())
+        ]
+        if self._keeping.every.unit != "seconds":
+            while self._has_come_to(self._number + 1):
+                self._number += 1
+        run = save_state(
+            {
+                "world": world,
+                "observers": observers,
+                "board": self._board.saved(),
+                "number": self._number,
+            }
+        )
+        parts = {"run": run} | {str(rank): copies[rank] for rank in range(len(copies))}
+        self._writer.write(max(self._steps), 0, joined(parts), [0], self._keeping.about)
+        self._is_open = False
+        self._due = time.monotonic() + self._keeping.every.count
+
+
+class Resumed:
+    """A simulated run that goes on from a checkpoint, as it was read from its file."""
+
+    def __init__(self, part: Part) -> None:
+        self._parts = parted(part)
+        self._run = read_part(self._parts["run"])
+        self.number: int = self._run["number"]  # of checkpoints so far
+
+    def go_on(self, worker: Worker, observer: Observer, board: Board) -> bool:
+        """Put a worker where it was, together with all others. Return whether its last step was
+        behind it.
+        """
+        comm = worker.comm
+        is_first = comm.rank == 0
+        data = read_part(self._parts[str(comm.rank)])
+        if is_first:
+            board.load(self._run["board"])
+        comm.go_back(data["comm"], self._run["world"] if is_first else None)
+        load_part(worker, data)
+        observer.load(self._run["observers"][comm.rank])
+        is_over: bool = data["is_over"]
+        return is_over
