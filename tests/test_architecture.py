@@ -22,7 +22,7 @@ SOURCE = Path(fs.__file__).parent
 # What each part builds on. It may import from these and, through them, from what they build on.
 BUILDS_ON = {
     "cli": {"report", "training"},
-    "report": {"data"},
+    "report": {"result"},
     "training": {"result", "launch", "worker"},
     "result": {"spec"},
     "spec": {"notation", "intervals", "launch", "tasks"},
@@ -39,7 +39,8 @@ BUILDS_ON = {
     "comm": {"network"},
     "data": {"randomness"},
     "schedules": {"fields"},
-    "network": {"fields"},
+    "network": {"units"},
+    "units": {"fields"},
     "flat": {"fields"},
     "device": {"fields"},
     "randomness": {"fields"},
