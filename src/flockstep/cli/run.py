@@ -237,7 +237,7 @@ def _kept(result: Result, out: Path) -> Path:
         return out
     except ResultError as error:
         failures = [str(error)]
-    for place in (Path(), Path(tempfile.gettempdir())):
+    for place in (Path.cwd(), Path(tempfile.gettempdir())):
         try:
             folder = Path(tempfile.mkdtemp(prefix=f"{out.name}-", dir=place))
             write_result(result, folder)

@@ -25,7 +25,7 @@ AXES = {
     "samples": "samples",
     "bytes": "bytes_sent",
 }
-SCORE_ROWS, LOSS_ROWS = 8, 6
+SCORE_ROWS, LOSS_ROWS = 9, 7  # odd, so that the middle one is half-way
 WIDEST = 100
 TITLE_COLUMNS = 120
 
