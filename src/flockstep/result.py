@@ -122,6 +122,7 @@ class Result:
         config, metrics = self.config, self.metrics
         name = config.get("metric_name", "accuracy")
         looks = [shown_score(name, look.accuracy) for look in self.history]
+        way = " → ".join([looks[0], *looks[1:][-1:]]) if looks else "–"
         figures = {
             f"test {name}": shown_score(name, metrics.get("test_accuracy")),
             "test loss": shown_score("loss", metrics.get("test_loss")),
@@ -133,7 +134,7 @@ class Result:
                 f"{metrics['workers']} workers, backend {config['backend']}",
                 "  " + ", ".join(f"{name} {value}" for name, value in figures.items()),
                 f"  {self._costs()}",
-                f"  {len(looks)} looks, {name} {' → '.join([*looks[:1], *looks[1:][-1:]]) or '–'}",
+                f"  {len(looks)} look{'s' if len(looks) != 1 else ''}: {name} {way}",
                 "  more in .metrics, .history, .model, .replicas, .config; .save(folder) keeps it",
             ]
         )
@@ -176,7 +177,9 @@ class Result:
         if self._is_copy:
             return folder
         if has_result(folder):
-            warnings.warn(f"the earlier result in {str(folder)!r} is overwritten", stacklevel=2)
+            warnings.warn(
+                f"the earlier result in {str(folder)!r} will be overwritten", stacklevel=2
+            )
         write_result(self, folder)
         return folder
 

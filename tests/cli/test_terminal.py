@@ -9,9 +9,11 @@ import re
 import shlex
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.support.full_disk import files_end_at
 
 import flockstep as fs
 from flockstep.cli.run import with_slow_ranks
@@ -141,7 +143,7 @@ def undefined(model, batch):
     return math.nan
 digits = fs.task("digits-mlp")
 named = dataclasses.replace(digits, metric=error_of_mine)
-told = dataclasses.replace(digits, metric=lambda model, batch: 12.5, metric_name="perplexity")
+told = dataclasses.replace(digits, metric=lambda *_: 12.5, metric_name="perplexity [bits]")
 broken = dataclasses.replace(digits, metric=undefined)
 """
 
@@ -154,7 +156,9 @@ def own_tasks(tmp_path, monkeypatch):
     sys.modules.pop("own_tasks_for_terminal", None)
 
 
-@pytest.mark.parametrize(("task", "name"), [("named", "error_of_mine"), ("told", "perplexity")])
+@pytest.mark.parametrize(
+    ("task", "name"), [("named", "error_of_mine"), ("told", "perplexity [bits]")]
+)
 def test_a_score_that_is_no_accuracy_is_not_called_so(flockstep, own_tasks, task, name):
     call = ["run", f"{own_tasks}:{task}", "sync_sgd", *SMALL, "--out", "r"]
     for done in (flockstep(*call), flockstep("show", "r")):
@@ -183,7 +187,9 @@ def test_a_score_has_the_name_of_its_function():
 def test_a_score_that_is_not_a_number_is_shown_saved_as_null_and_ends_with_1(flockstep, own_tasks):
     done = flockstep("run", f"{own_tasks}:broken", "sync_sgd", *SMALL, "--out", "r", "--json")
     assert done.returncode == 1
-    assert done.stderr == ("flockstep: 'test_accuracy' of the trained model is nan after 6 steps\n")
+    assert done.stderr == (
+        "flockstep: 'test_undefined' of the trained model is nan after 6 steps\n"
+    )
     told = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert told["metrics"]["test_accuracy"] is None
     assert told["metrics"]["test_loss"] > 0
@@ -243,17 +249,19 @@ def test_what_was_trained_is_saved_elsewhere_if_its_folder_has_become_bad(
 
 
 def test_saving_warns_before_it_overwrites(result, folder, tmp_path):
-    with pytest.warns(UserWarning, match="the earlier result in '.*kept' is overwritten"):
+    with pytest.warns(UserWarning, match="the earlier result in '.*kept' will be overwritten"):
         result.save(folder)
     result.save(tmp_path / "another")  # without a warning, which would be an error here
 
 
-def test_a_result_that_cannot_be_written_leaves_the_earlier_one(result, folder, monkeypatch):
+def test_a_result_that_cannot_be_written_leaves_the_earlier_one(result, folder):
     files = {each.name: each.read_bytes() for each in folder.iterdir()}
-    (folder / "result.json.part").mkdir()  # so that the last file cannot be written
-    with pytest.warns(UserWarning), pytest.raises(fs.ResultError, match="kept' takes no result: "):
-        dataclasses.replace(result, config=result.config | {"seed": 9}).save(folder)
-    (folder / "result.json.part").rmdir()
+    replicas = len(files["replicas.safetensors"])  # the largest, and not the first
+    another = dataclasses.replace(result, config=result.config | {"seed": 9})
+    for place, warning in ((folder, pytest.warns(UserWarning)), (folder / "new", nullcontext())):
+        refusal = pytest.raises(fs.ResultError, match="takes no result: .*File too large")
+        with warning, refusal, files_end_at(replicas - 1):
+            another.save(place)
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == files
 
 
@@ -277,7 +285,7 @@ def test_a_result_prints_as_five_lines(result):
     assert costs.startswith("  0.4")
     assert costs.endswith(" s virtual, 40 steps, 5 exchanges, 0.3844 MB sent")
     begin = f"{100 * result.history[0].accuracy:.4g}%"
-    assert looks == f"  10 looks, accuracy {begin} → {accuracy}"
+    assert looks == f"  10 looks: accuracy {begin} → {accuracy}"
     assert ".metrics" in more
     bare = fs.Result(result.config, {"workers": 2, "lost": 1}, [], [])
     assert "no figures: the process of rank 0 has them" in repr(bare)
@@ -334,7 +342,7 @@ def test_the_history_is_drawn_as_a_picture(flockstep, folder, tmp_path, ending, 
     path = tmp_path / f"curve.{ending}"
     done = flockstep("show", str(folder), "--plot", str(path))
     assert done.returncode == 0, done.stderr
-    assert f"The picture is in {path}" in done.stdout.replace("\n", "")
+    assert done.stdout.endswith(f"The picture is in {path}\n")
     assert path.read_bytes().startswith(beginning)
     flockstep("show", str(folder), "--png", str(path), "--by", "epochs")
     assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, "kept"]

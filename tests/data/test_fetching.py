@@ -34,6 +34,7 @@ from tests.data.lying_server import (
     without_ranges,
     wrong_range,
 )
+from tests.support.full_disk import files_end_at
 
 import flockstep as fs
 from flockstep.data.datasets import (
@@ -456,18 +457,9 @@ def test_a_full_disk_is_named(serve, tmp_path):
 
 def test_a_disk_that_is_full_half_way_gets_its_room_back(serve, tmp_path, monkeypatch):
     """Nothing is left: no beginning of a file, and no folder that was not there before."""
-    import resource
-    import signal
-
     monkeypatch.setattr("flockstep.data.fetching.CHUNK_BYTES", 1_000)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, before[1]))
-    try:
+    with files_end_at(HALF):
         message = failure(tmp_path / "new" / "folder", serve(honest))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
     assert message.endswith("a.bin.part must be a file that can be written (got: File too large)")
     assert list(tmp_path.iterdir()) == []
 

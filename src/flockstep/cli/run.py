@@ -155,11 +155,14 @@ def _require_finite(result: Result) -> None:
     """What a run has come to is shown and kept, whatever it is; who goes by the exit code must
     hear of it.
     """
-    for name in ("test_loss", "test_accuracy"):
-        value = result.metrics.get(name)
+    names = {"test_loss": "loss", "test_accuracy": result.config["metric_name"]}
+    for key, name in names.items():
+        value = result.metrics.get(key)
         if isinstance(value, float) and not math.isfinite(value):
             steps = result.metrics["steps"]
-            raise NonFiniteLoss(f"'{name}' of the trained model is {value} after {steps} steps")
+            raise NonFiniteLoss(
+                f"'test_{name}' of the trained model is {value} after {steps} steps"
+            )
 
 
 def make_run_spec(
@@ -239,7 +242,7 @@ def _kept(result: Result, out: Path) -> Path:
         failures = [str(error)]
     for place in (Path.cwd(), Path(tempfile.gettempdir())):
         try:
-            folder = Path(tempfile.mkdtemp(prefix=f"{out.name}-", dir=place))
+            folder = Path(tempfile.mkdtemp(prefix=f"{out.resolve().name}-", dir=place))
             write_result(result, folder)
             return folder
         except (ResultError, OSError) as error:

@@ -11,9 +11,9 @@ from flockstep.report import (
     AXES,
     draw_history,
     heading,
+    how_trained,
     lost_lines,
     metrics_table,
-    settings,
     sketch_history,
 )
 from flockstep.result import Result, as_json, load_figures
@@ -57,13 +57,13 @@ def show(folder: Path, by: str, picture: Path | None, for_machines: bool) -> Non
         return
     console = Console()
     console.print(heading(result.config))
-    console.print(settings(result.config))
+    console.print(how_trained(result.config))
     console.print(metrics_table(result.config, result.metrics))
     for line in lost_lines(result):
         console.print(line)
     console.print(sketch_history(result, by, console.width))
     if picture:
-        console.print(f"The picture is in {picture}")
+        click.echo(f"The picture is in {picture}")
 
 
 def result_as_json(result: Result) -> str:

@@ -50,7 +50,7 @@ def heading(config: Mapping[str, Any]) -> Group:
     return _group(lines)
 
 
-def settings(config: Mapping[str, Any]) -> Group:
+def how_trained(config: Mapping[str, Any]) -> Group:
     """How it was trained."""
     known = {name: value for name, value in config.items() if value is not None}
     budget = [f"{known[name]:,} {name}" for name in BUDGETS if name in known]
@@ -88,7 +88,7 @@ def metrics_table(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Tabl
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("", style="dim", overflow="fold")
     for name, value in metrics.items():
-        table.add_row(*_row(config, name, value))
+        table.add_row(*map(Text, _row(config, name, value)))  # not as rich's markup
     return table
 
 
