@@ -397,6 +397,15 @@ def test_points_are_marked_one_by_one_and_gaps_left_out():
     assert lines[5] == "1 ┤•"
 
 
+@pytest.mark.parametrize(("count", "seen"), [(4, 3), (8, 0)])
+def test_a_few_points_are_seen_on_a_line_and_many_do_not_hide_it(count, seen):
+    points = [(x, 1.0) for x in range(count - 1)] + [(count, 3.0)]
+    drawn = plotted(Curve("points", points, is_joined=False), Curve("line", [(0, 1.0), (9, 1.0)]))
+    assert drawn[0] == "• points   ⠤⠤ line"
+    assert drawn[1].count("•") == 1
+    assert (drawn[5].count("•"), drawn[5].count("⣀")) == (seen, 18 - seen)
+
+
 def test_one_look_or_none_is_drawn_as_well(result):
     (line,) = [line for line in plotted(Curve("one", [(5, 2.0)])) if "•" in line]
     assert line.startswith("2 ┤")

@@ -32,7 +32,6 @@ NOTES = {
     "steps": "of the worker with most",
     "samples": "of all workers together",
     "wall_seconds": "the wall's clock, starting the workers included",
-    "seconds_to_target": "when a look first reached the target",
 }
 
 
@@ -101,6 +100,9 @@ def _row(config: Mapping[str, Any], name: str, value: Any) -> tuple[str, str, st
         return f"test_{score}", shown_score(score, value), note
     if name == "seconds":
         note = "virtual: the simulator's clock" if is_virtual(config) else "the wall's clock"
+        return name, _with_unit(name, value), note
+    if name.endswith("_to_target"):
+        note = "the target was not reached" if value is None else "until a look reached the target"
         return name, _with_unit(name, value), note
     return name, _with_unit(name, value), NOTES.get(name, "")
 

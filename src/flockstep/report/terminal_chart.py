@@ -14,6 +14,7 @@ BRAILLE = 0x2800
 # The bit of each dot of a character, by row and column.
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 POINT = "•"
+COLUMNS_PER_POINT = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class _Area:
         self.marks[cell] = POINT
         self.styles[cell] = style
 
+    def has_line_at(self, x: int, y: int) -> bool:
+        return (x // DOTS_ACROSS, y // DOTS_DOWN) in self.bits
+
     def character(self, cell: tuple[int, int]) -> str:
         bits = self.bits.get(cell, 0)
         return self.marks.get(cell, chr(BRAILLE | bits) if bits else " ")
@@ -77,7 +81,7 @@ def chart(
     margin = max(map(len, labels.values()))
     area = _Area(max(8, columns - margin - 2), rows)
     across, down = area.columns * DOTS_ACROSS - 1, rows * DOTS_DOWN - 1
-    for curve in curves:
+    for curve in sorted(curves, key=lambda each: not each.is_joined):  # lines first
         places = [
             (round((x - left) / (right - left) * across), round((high - y) / (high - low) * down))
             for x, y in curve.known
@@ -114,8 +118,11 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 def _draw(area: _Area, curve: Curve, places: Sequence[tuple[int, int]]) -> None:
     if not curve.is_joined or len(places) == 1:
+        # Many points in a row would hide a line that they fall on.
+        are_few = COLUMNS_PER_POINT * len(places) <= area.columns
         for x, y in places:
-            area.mark(x, y, curve.style)
+            if are_few or not area.has_line_at(x, y):
+                area.mark(x, y, curve.style)
         return
     for (x, y), (next_x, next_y) in pairwise(places):
         count = max(abs(next_x - x), abs(next_y - y), 1)
