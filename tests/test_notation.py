@@ -14,7 +14,7 @@ from tests.support.specs import EVERY_CLASS, schedules, specs_of
 
 import flockstep as fs
 from flockstep.errors import InvalidField, SpecError, UnknownName
-from flockstep.notation import read, written
+from flockstep.notation import KINDS, read, written
 
 LAW = settings(
     max_examples=25,
@@ -121,6 +121,17 @@ def test_specs_are_written_as_calls_without_their_defaults(spec, text):
             fs.Network(1e-2, 12.5e6, fs.Network.preset("wifi"), 2),
         ),
         (fs.OptimizerSpec, "AdamW(lr=1e-4)", fs.OptimizerSpec("adamw", lr=1e-4)),
+        (fs.Network, "latency=20ms,bandwidth=100Mbit/s", fs.Network(0.02, 12.5e6)),
+        (fs.Network, " bandwidth = 12.5 MB/s , latency = 0.1ms ", fs.Network(1e-4, 12.5e6)),
+        (fs.Network, "latency=0s,bandwidth=1B/s", fs.Network(0.0, 1.0)),
+        (
+            fs.Network,
+            "network(1, 1, inside='latency=1us,bandwidth=1Gbit/s', household_size=2)",
+            fs.Network(1.0, 1.0, fs.Network(1e-6, 125e6), 2),
+        ),
+        (fs.Compute, "20ms", fs.Compute(0.02)),
+        (fs.Compute, " 1.5 s ", fs.Compute(1.5)),
+        (fs.Compute, "Compute(seconds=1, slow={3: 2})", fs.Compute(1.0, slow={3: 2.0})),
     ],
 )
 def test_many_spellings_are_read(kind, text, expected):
@@ -152,6 +163,24 @@ def test_many_spellings_are_read(kind, text, expected):
         (fs.Network, "moon", "unknown network 'moon'; known: ideal"),
         (fs.Network, "wan-200m", "'network' must be a network such as wan-100m"),
         (fs.Network, "link(0.1, 1)", "unknown network 'link'; known: "),
+        (
+            fs.Network,
+            "latency=20ms",
+            "'bandwidth' of network must be given: latency=20ms,bandwidth",
+        ),
+        (
+            fs.Network,
+            "latency=20,bandwidth=1B/s",
+            "'latency' must be a time such as 20ms, 0.5s or ",
+        ),
+        (fs.Network, "latency=-1s,bandwidth=1B/s", "'latency' must be a time such as "),
+        (fs.Network, "latency=1s,bandwidth=1Mb/s", "'bandwidth' must be a speed such as 100Mbit/s"),
+        (fs.Network, "latency=1s,bandwidth=0B/s", "'bandwidth' must be above 0 (got '0B/s')"),
+        (fs.Network, "latency=1s,latency=1s", "'latency' of network must not be given twice"),
+        (fs.Network, "latncy=1s", "unknown field of a network 'latncy'; known: bandwidth, latency"),
+        (fs.Network, f"latency={'9' * 5000}s,bandwidth=1B/s", "'latency' must be a time such as "),
+        (fs.Compute, "20 minutes", "'compute' must be a time such as 20ms, 0.5s or 100us (got '20"),
+        (fs.Compute, "20", "'compute' must be measured, a time such as 20ms, or compute("),
         (fs.Compute, "compute(slow={3: fast})", "'slow' must be a number (got 'fast')"),
         (fs.Compute, "compute(slow={**x})", "'slow' must be a number (got 'x')"),
         (fs.OptimizerSpec, "moon", "unknown optimizer 'moon'; known: adadelta, "),
@@ -164,6 +193,15 @@ def test_what_cannot_be_read_is_said_in_one_line(kind, text, message):
         read(kind, text)
     assert str(caught.value).startswith(message)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY_CLASS, ids=str)
+def test_a_name_may_be_that_of_the_class(kind, name):
+    found = KINDS[kind].find(name)
+    if kind is fs.OptimizerSpec:
+        assert KINDS[kind].find(name.upper()) == name
+    else:
+        assert KINDS[kind].find(found.__name__) is found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ FlockstepError
 ├── WorkerLost       a worker's process ended without a word
 ├── NonFiniteLoss    a loss became infinite or not a number
 ├── DataError        a file of a data set is missing, damaged or not what it should be
-├── ResultError      a folder does not hold a result that can be read
+├── ResultError      a folder does not hold a result that can be read, or takes none
 └── CheckpointError  a run cannot be saved, or go on from what a folder holds
 """
 
@@ -83,7 +83,7 @@ class DataError(FlockstepError):
 
 
 class ResultError(FlockstepError):
-    """A result folder cannot be read."""
+    """A result folder cannot be read, or not be written."""
 
 
 class CheckpointError(FlockstepError):

@@ -6,7 +6,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -108,6 +108,14 @@ def require_marks(field: str, value: object) -> None:
     require(
         len(numbers) == len(marks) and all(a < b for a, b in pairwise(numbers)), field, rule, value
     )
+
+
+def spelling_of(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one spells, as a name of a class or not: `SyncSGD` and `sync_sgd`
+    are one.
+    """
+    spelt = {each.replace("_", "").lower(): each for each in known}
+    return spelt.get(name.replace("_", "").lower())
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

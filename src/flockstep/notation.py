@@ -35,11 +35,20 @@ from flockstep.data import (
     find_assignment,
 )
 from flockstep.errors import InvalidField, SpecError, UnknownName, unknown_name
-from flockstep.fields import fitted, is_mapping, kinds_of, require, shown, type_names
-from flockstep.network import PRESETS, Link, Network
+from flockstep.fields import (
+    fitted,
+    is_mapping,
+    kinds_of,
+    require,
+    shown,
+    spelling_of,
+    type_names,
+)
+from flockstep.network import PRESETS, Link, Network, is_own_network
 from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimizer
 from flockstep.schedules import Product, Schedule, find_schedule
 from flockstep.strategies import Strategy, find_strategy
+from flockstep.units import is_quantity, read_seconds
 
 # Names that stand for values, where a field takes such values.
 WORDS: dict[str, Any] = {"true": True, "false": False, "inf": math.inf, "nan": math.nan}
@@ -54,6 +63,8 @@ class Kind:
     find: Callable[[str], Any]
     text_rule: str
     rule: str
+    # A spec from a text that is shorter than a call; None for texts of another form.
+    shorthand: Callable[[str, str], Any] = lambda field, text: None
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -62,15 +73,26 @@ def _finder(kind: str, *classes: type, names: Iterable[str] = ()) -> Callable[[s
     known = {_name_of(each): each for each in classes}
 
     def find(name: str) -> type:
-        if name not in known:
+        found = spelling_of(name, known)
+        if found is None:
             raise unknown_name(kind, name, [*names, *known])
-        return known[name]
+        return known[found]
 
     return find
 
 
 def _name_of(spec_class: type) -> str:
     return getattr(spec_class, "name", spec_class.__name__.lower())
+
+
+def _own_network(field: str, text: str) -> Network | None:
+    """`latency=20ms,bandwidth=100Mbit/s`."""
+    return Network.read(text, field) if is_own_network(text) else None
+
+
+def _step_time(field: str, text: str) -> Compute | None:
+    """`20ms`."""
+    return Compute(read_seconds(field, text)) if is_quantity(text) else None
 
 
 KINDS: dict[type, Kind] = {
@@ -106,20 +128,23 @@ KINDS: dict[type, Kind] = {
     ),
     Network: Kind(
         _finder("network", Network, names=PRESETS),
-        "be a network such as wan-100m, or network(latency_seconds=0.01, bytes_per_second=1e8)",
+        "be a network such as wan-100m, or latency=20ms,bandwidth=100Mbit/s",
         "be one such as fs.Network.preset('wan-100m')",
+        _own_network,
         PRESETS,
     ),
     Link: Kind(
         _finder("link", Network, Link, names=PRESETS),
         "be a link such as 'wan-100m', or link(latency_seconds=0.01, bytes_per_second=1e8)",
         "be one such as fs.Network.preset('wan-100m')",
+        _own_network,
         PRESETS,
     ),
     Compute: Kind(
         _finder("compute", Compute, names=["measured"]),
-        "be measured, or one such as compute(seconds=0.02, jitter=0.1)",
+        "be measured, a time such as 20ms, or compute(seconds=0.02, jitter=0.1)",
         "be one such as fs.Compute(seconds=0.02)",
+        _step_time,
         {"measured": Compute.measured()},
     ),
     OptimizerSpec: Kind(
@@ -434,6 +459,9 @@ def _read(field: str, text: str, kind: type) -> Any:
     named = KINDS[kind].named
     if text.strip() in named:
         return named[text.strip()]
+    brief = KINDS[kind].shorthand(field, text)
+    if brief is not None:
+        return brief
     return _spec(field, text, _parsed(text), kind)
 
 

@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flockstep.backends import Backend
+from flockstep.backends import Backend, Simulator
 from flockstep.errors import FlockstepError, InvalidField, ResultError, SpecError
+from flockstep.folders import empty_folders_removed, is_there
+from flockstep.notation import written
 from flockstep.spec import BUDGETS, RunSpec
 from flockstep.tasks import TASKS, Task, find_task
+from flockstep.units import shown_megabytes, shown_number
 
 FORMAT = 2
 READABLE = (1, 2)
+RECORD = "result.json"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Look(Mapping[str, Any]):
         bytes_sent: by all workers together.
         train_loss: the mean over all workers and their steps since the look before.
         loss, accuracy: of the representative, the model that stands for the run at this moment, on
-            the validation data where the task has some, else on the test data.
+            the validation data where the task has some, else on the test data; `accuracy` is what
+            the task's metric gives, whatever that is.
         replicas_mean, replicas_max, replicas_min: the accuracy of the workers' own replicas.
         spread: the root mean square distance of the replicas from their centre.
         staleness_mean, staleness_max: of updates of shared tensors so far: how many updates by
@@ -82,15 +88,16 @@ class Look(Mapping[str, Any]):
 LOOK_FIELDS = tuple(field.name for field in dataclasses.fields(Look))
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
-    """A finished run.
+    """A finished run. docs/results.md says what every figure is.
 
-    `metrics` has test_accuracy, test_loss, train_loss (mean of the last epoch), seconds (virtual or
-    wall-clock, up to the end of finish), wall_seconds (starting the workers included), bytes_sent
-    (all workers), exchanges and steps (of the worker with most), samples (all workers), workers
-    (that started) and lost (how many of them). A run that ends within an epoch has the train_loss
-    of its last steps, as many as the epoch before had. An epoch of a stream is one pass over it.
+    `metrics` has test_accuracy (what the task's metric gives), test_loss, train_loss (mean of the
+    last epoch), seconds (virtual or wall-clock, up to the end of finish), wall_seconds (starting
+    the workers included), bytes_sent (all workers), exchanges and steps (of the worker with most),
+    samples (all workers), workers (that started) and lost (how many of them). A run that ends
+    within an epoch has the train_loss of its last steps, as many as the epoch before had. An epoch
+    of a stream is one pass over it.
 
     `lost` has a dict for each worker that was lost: rank, step (its last one), seconds (when it was
     missed) and exit_code. Of those no replica is left, and all figures are of the others alone.
@@ -105,10 +112,42 @@ class Result:
     replicas: list[Tensor]
     lost: list[dict[str, Any]] = field(default_factory=list)
     spec: RunSpec | None = None
-    _model: nn.Module | None = field(default=None, repr=False)
-    _model_state: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _model: nn.Module | None = None
+    _model_state: dict[str, Tensor] = field(default_factory=dict)
     # Another process has the whole result, and saves it.
-    _is_copy: bool = field(default=False, repr=False)
+    _is_copy: bool = False
+
+    def __repr__(self) -> str:
+        """Five lines, for a notebook."""
+        config, metrics = self.config, self.metrics
+        name = config.get("metric_name", "accuracy")
+        looks = [shown_score(name, look.accuracy) for look in self.history]
+        way = " → ".join([looks[0], *looks[1:][-1:]]) if looks else "–"
+        figures = {
+            f"test {name}": shown_score(name, metrics.get("test_accuracy")),
+            "test loss": shown_score("loss", metrics.get("test_loss")),
+            "train loss": shown_score("loss", metrics.get("train_loss")),
+        }
+        return "\n".join(
+            [
+                f"Result of {config['task']} with {strategy_text(config)}, "
+                f"{metrics['workers']} workers, backend {config['backend']}",
+                "  " + ", ".join(f"{name} {value}" for name, value in figures.items()),
+                f"  {self._costs()}",
+                f"  {len(looks)} look{'s' if len(looks) != 1 else ''}: {name} {way}",
+                "  more in .metrics, .history, .model, .replicas, .config; .save(folder) keeps it",
+            ]
+        )
+
+    def _costs(self) -> str:
+        metrics = self.metrics
+        if "seconds" not in metrics:
+            return "no figures: the process of rank 0 has them"
+        clock = "virtual" if is_virtual(self.config) else "of the wall's clock"
+        return (
+            f"{shown_number(metrics['seconds'])} s {clock}, {metrics['steps']:,} steps, "
+            f"{metrics['exchanges']:,} exchanges, {shown_megabytes(metrics['bytes_sent'])} sent"
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -131,37 +170,60 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the result into `folder`: result.json, model.safetensors, replicas.safetensors.
 
-        Of processes that launched the run together, that of rank 0 writes; in the others this does
-        nothing."""
+        Warns before it takes the place of an earlier result; if the new one cannot be written, the
+        earlier one stays. Of processes that launched the run together, that of rank 0 writes; in
+        the others this does nothing."""
         folder = Path(folder)
         if self._is_copy:
             return folder
-        folder.mkdir(parents=True, exist_ok=True)
-        # A folder with a result.json is a whole result: an old one goes first, the new one comes
-        # last.
-        (folder / "result.json").unlink(missing_ok=True)
-        state = self._model.state_dict() if self._model is not None else self._model_state
+        if has_result(folder):
+            warnings.warn(
+                f"the earlier result in {str(folder)!r} will be overwritten", stacklevel=2
+            )
+        write_result(self, folder)
+        return folder
+
+
+def has_result(folder: Path) -> bool:
+    """Whether a folder has a result that saving another would overwrite."""
+    return is_there(folder / RECORD)
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Put the files of a result in their place, all of them or none."""
+    state = result._model_state if result._model is None else result._model.state_dict()
+    tensors = {
         # safetensors refuses tensors that share memory, as views of a flat tensor and tied weights
         # do.
-        save_file(
-            {name: value.detach().cpu().clone() for name, value in state.items()},
-            folder / "model.safetensors",
-        )
-        save_file(
-            {str(index): value.cpu() for index, value in enumerate(self.replicas)},
-            folder / "replicas.safetensors",
-        )
-        content = {
-            "format": FORMAT,
-            "config": self.config,
-            "metrics": self.metrics,
-            "history": [dict(look) for look in self.history],
-            "lost": self.lost,
-        }
-        unfinished = folder / "result.json.part"
-        unfinished.write_text(as_json(content, indent=2) + "\n")
-        unfinished.replace(folder / "result.json")
-        return folder
+        "model.safetensors": {name: each.detach().cpu().clone() for name, each in state.items()},
+        "replicas.safetensors": {str(i): each.cpu() for i, each in enumerate(result.replicas)},
+    }
+    content = {
+        "format": FORMAT,
+        "config": result.config,
+        "metrics": result.metrics,
+        "history": [dict(look) for look in result.history],
+        "lost": result.lost,
+    }
+    unfinished = {name: folder / f"{name}.part" for name in (*tensors, RECORD)}
+    with empty_folders_removed(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, each in tensors.items():
+                save_file(each, unfinished[name])
+            unfinished[RECORD].write_text(as_json(content, indent=2) + "\n")
+            # A folder with a result.json is a whole result: an old one goes first, the new one
+            # comes last.
+            (folder / RECORD).unlink(missing_ok=True)
+            for name, path in unfinished.items():
+                path.replace(folder / name)
+        except (OSError, SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ResultError(f"{str(folder)!r} takes no result: {reason}") from error
+        finally:
+            for path in unfinished.values():
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
 
 def as_json(content: Any, indent: int | None = None) -> str:
@@ -179,20 +241,15 @@ def as_json(content: Any, indent: int | None = None) -> str:
 
 def require_result_folder(folder: Path) -> None:
     """Complain of a folder in which a result cannot be saved. What was not there is not left."""
-    made: list[Path] = []
     try:
-        made += [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with empty_folders_removed(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         raise InvalidField(
             f"'out' must be a folder that takes files (got {str(folder)!r}: {error.strerror})"
         ) from error
-    finally:
-        for each in made:  # the innermost first
-            with suppress(OSError):
-                each.rmdir()
 
 
 def load_result(folder: str | Path, task: Task | None = None) -> Result:
@@ -201,35 +258,47 @@ def load_result(folder: str | Path, task: Task | None = None) -> Result:
     The model is rebuilt by the task that the result names. A task that cannot be found by its name,
     because it was made in a script, must be given."""
     folder = Path(folder)
-    path = folder / "result.json"
-    if not path.is_file():
-        raise ResultError(f"{str(folder)!r} is not a result folder: it has no result.json")
-    try:
+    result = load_figures(folder)
+    with _reading(folder):
+        replicas = load_file(folder / "replicas.safetensors")
+        result.replicas = [replicas[str(index)] for index in range(len(replicas))]
+        result._model_state = load_file(folder / "model.safetensors")
+        result.spec = _spec(result.config)
+    if task is not None:
+        result._model = result._rebuild(task)
+    return result
+
+
+def load_figures(folder: Path) -> Result:
+    """A saved result as far as people read it: config, metrics, history and who was lost. Its
+    tensors may be large, and its spec may need a package that is not here.
+    """
+    path = folder / RECORD
+    if not has_result(folder):
+        raise ResultError(f"{str(folder)!r} is not a result folder: it has no {RECORD}")
+    with _reading(folder):
         content = json.loads(path.read_text())
         if content["format"] not in READABLE:
             known = " and ".join(map(str, READABLE))
             raise ResultError(
                 f"{str(path)!r} has format {content['format']!r}, this version reads {known}"
             )
-        replicas = load_file(folder / "replicas.safetensors")
-        result = Result(
-            content["config"],
-            content["metrics"],
-            [_look(row) for row in content["history"]],
-            [replicas[str(index)] for index in range(len(replicas))],
-            content.get("lost", []),  # which older results do not have
-            _spec(content["config"]),
-            _model_state=load_file(folder / "model.safetensors"),
-        )
+        looks = [_look(row) for row in content["history"]]
+        lost = content.get("lost", [])  # which older results do not have
+        return Result(content["config"], content["metrics"], looks, [], lost)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Makes one clear line of whatever is wrong with a folder's files."""
+    try:
+        yield
+    except ResultError:
+        raise
+    except FlockstepError as error:
+        raise ResultError(f"{str(folder)!r}: its spec cannot be read here: {error}") from error
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, ResultError):
-            raise
-        if isinstance(error, FlockstepError):
-            raise ResultError(f"{str(folder)!r}: its spec cannot be read here: {error}") from error
         raise ResultError(f"{str(folder)!r} holds a damaged result: {error}") from error
-    if task is not None:
-        result._model = result._rebuild(task)
-    return result
 
 
 def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
@@ -245,6 +314,8 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "fields": {name: _plain(getattr(strategy, name)) for name in names},
         "workers": spec.workers,
         "backend": spec.backend if isinstance(spec.backend, str) else type(place).__name__,
+        "metric_name": task.score_name,
+        "clock": "virtual" if place.is_virtual else "wall",
         "settings": repr(place),  # of the backend: network, step times and lanes, defaults too
         **{name: value for name, value in budgets.items() if value is not None},
         "batch_size": _plain(whole.batch_size),
@@ -261,10 +332,33 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "device": spec.device,
         "versions": versions(),
     }
+    if isinstance(place, Simulator):
+        about |= {"network": written(place.network), "compute": written(place.compute)}
     try:
         return about | {"spec": json.loads(spec.to_json()), "id": spec.id}
     except SpecError as reason:  # a task that exists in a script only
         return about | {"spec": None, "not_written": str(reason)}
+
+
+def strategy_text(config: Mapping[str, Any]) -> str:
+    """The strategy of a run as a call; one of a script as far as its fields say."""
+    if config.get("spec"):
+        return str(config["spec"]["strategy"])
+    fields = ", ".join(f"{name}={value}" for name, value in config["fields"].items())
+    return f"{config['strategy']}({fields})" if fields else config["strategy"]
+
+
+def is_virtual(config: Mapping[str, Any]) -> bool:
+    """Whether the seconds of a run are those of the simulator's clock."""
+    return bool(config.get("clock", config["backend"]) in ("virtual", "sim"))
+
+
+def shown_score(name: str, value: float | None) -> str:
+    """A score as people read it: an accuracy in per cent, others as they are."""
+    if value is None:
+        return "–"
+    is_share = name == "accuracy" and math.isfinite(value)
+    return f"{100 * value:.4g}%" if is_share else shown_number(value)
 
 
 def _plain(value: Any) -> Any:

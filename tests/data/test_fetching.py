@@ -34,6 +34,7 @@ from tests.data.lying_server import (
     without_ranges,
     wrong_range,
 )
+from tests.support.full_disk import files_end_at
 
 import flockstep as fs
 from flockstep.data.datasets import (
@@ -143,7 +144,8 @@ def test_one_that_ends_early_every_time_is_given_up_and_the_next_fetch_goes_on(s
     mirror = serve(truncates(HALF))
     message = failure(tmp_path, mirror)
     assert message.endswith(
-        f"small/a.bin could not be fetched from {mirror.url}: ended after 70000 of 200000 bytes"
+        f"small/a.bin could not be fetched from {mirror.url}: ended after 70000 of 200000 bytes; "
+        "the next fetch goes on after 70,000 bytes"
     )
     assert mirror.ranges == [None, REST, REST]
     assert state(tmp_path) == BEGUN
@@ -174,7 +176,7 @@ def test_a_stalling_mirror_is_left_after_the_timeout_and_the_next_fetch_goes_on(
     started = time.monotonic()
     message = failure(tmp_path, mirror, attempts=2, timeout=0.8)
     assert 1.6 <= time.monotonic() - started < 20
-    assert message.endswith(f"from {mirror.url}: stalled for 0.8 s after 70000 bytes")
+    assert f"from {mirror.url}: stalled for 0.8 s after 70000 bytes; the next " in message
     assert mirror.ranges == [None, REST]
     assert state(tmp_path) == BEGUN
     honest_mirror = serve(honest)
@@ -451,6 +453,30 @@ def test_a_full_disk_is_named(serve, tmp_path):
         "device)"
     )
     assert state(tmp_path) == {}
+
+
+def test_a_disk_that_is_full_half_way_gets_its_room_back(serve, tmp_path, monkeypatch):
+    """Nothing is left: no beginning of a file, and no folder that was not there before."""
+    monkeypatch.setattr("flockstep.data.fetching.CHUNK_BYTES", 1_000)
+    with files_end_at(HALF):
+        message = failure(tmp_path / "new" / "folder", serve(honest))
+    assert message.endswith("a.bin.part must be a file that can be written (got: File too large)")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", [status(404), lies(OTHER), truncates(0)])
+def test_a_fetch_of_which_nothing_came_leaves_no_folders(serve, tmp_path, answer):
+    failure(tmp_path / "new" / "folder", serve(answer))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "small").mkdir()  # which was there before
+    failure(tmp_path, serve(answer))
+    assert [each.name for each in tmp_path.iterdir()] == ["small"]
+
+
+def test_an_archive_that_does_not_come_leaves_no_folders(serve, tmp_path):
+    archived = data_set(archive=Archive("a.tar.gz", md5(b""), 10, folder="inside"))
+    failure(tmp_path / "new" / "folder", serve(status(404)), dataset=archived)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_there_are_not_downloaded_again(serve, tmp_path):

@@ -12,6 +12,7 @@ from flockstep.cli.demo import demo
 from flockstep.cli.inspect import inspect
 from flockstep.cli.list import list_names
 from flockstep.cli.run import run
+from flockstep.cli.show import show
 from flockstep.errors import FlockstepError
 
 
@@ -21,7 +22,7 @@ def cli() -> None:
     """Train one PyTorch model on many workers that do not march in lockstep."""
 
 
-for command in (run, demo, inspect, list_names, data):
+for command in (run, show, demo, inspect, list_names, data):
     cli.add_command(command)
 
 

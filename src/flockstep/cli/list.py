@@ -23,6 +23,7 @@ from flockstep.optimizers import NEEDED, OPTIMIZERS, fields_of
 from flockstep.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES
 from flockstep.tasks import TASKS
+from flockstep.units import shown_seconds, shown_speed
 
 # What stands beside each name: a text, or a value for each of several columns.
 Rows = dict[str, Any]
@@ -51,11 +52,15 @@ TABLES: dict[str, Callable[[], Rows]] = {
     },
     "backends": lambda: {name: first_paragraph(each) for name, each in BACKENDS.items()},
     "networks": lambda: {
-        name: f"network(latency_seconds={link.latency_seconds:g}, "
-        f"bytes_per_second={link.bytes_per_second:g})"
+        name: {
+            "bandwidth": shown_speed(link.bytes_per_second),
+            "latency": shown_seconds(link.latency_seconds),
+        }
         for name, link in PRESETS.items()
     },
 }
+# What else can be said in place of a name.
+ALSO = {"networks": "Or one of your own: --network latency=20ms,bandwidth=100Mbit/s"}
 
 
 def drawn(title: str, rows: Rows) -> Table:
@@ -74,6 +79,22 @@ def drawn(title: str, rows: Rows) -> Table:
         table.add_column(column, justify="right" if type(value) is int else "left", overflow="fold")
     for name, row in rows.items():
         table.add_row(name, *map(_shown, row.values() if isinstance(row, dict) else [row]))
+    return table
+
+
+def overview(tables: dict[str, Rows]) -> Table:
+    """The names alone, so that all of them fit a screen."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        show_header=False,
+        show_edge=False,
+    )
+    table.add_column("list", style="bold", no_wrap=True)
+    table.add_column("names", overflow="fold")
+    for name, rows in tables.items():
+        table.add_row(name, ", ".join(usage.split()[0] for usage in rows))
     return table
 
 
@@ -112,7 +133,7 @@ def first_paragraph(documented: Any) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_names(what: str | None, as_json: bool) -> None:
     """List strategies, codecs, tasks, datasets, assignments, schedules, optimizers, backends or
-    networks; all by default.
+    networks, with their fields and what each is; the names of all by default.
 
     \b
     flockstep list
@@ -124,5 +145,11 @@ def list_names(what: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(chosen))
         return
-    for name, rows in chosen.items():
-        Console().print(drawn(name, rows))
+    console = Console()
+    if what is None:
+        console.print(overview(chosen))
+        console.print("One of them with fields and what each is: flockstep list strategies, …")
+        return
+    console.print(drawn(what, chosen[what]))
+    if what in ALSO:
+        console.print(ALSO[what])

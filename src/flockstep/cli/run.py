@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +13,18 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from flockstep.backends import Compute
+from flockstep.cli.show import result_as_json
 from flockstep.data import ORDERS, SHUFFLES, Sampling
 from flockstep.device import DEVICES
-from flockstep.errors import InvalidField, NonFiniteLoss, UnknownName, WorkerError
+from flockstep.errors import InvalidField, NonFiniteLoss, ResultError, UnknownName, WorkerError
+from flockstep.fields import shown
 from flockstep.launch import BACKENDS, make_backend
-from flockstep.notation import as_spec, read_settings, read_value, read_with_settings, written
-from flockstep.result import Result, as_json, require_result_folder
+from flockstep.network import PRESETS
+from flockstep.notation import as_spec, read_settings, read_value, read_with_settings
+from flockstep.report import heading, lost_lines, metrics_table
+from flockstep.result import Result, has_result, require_result_folder, write_result
 from flockstep.spec import MEASURES, RunSpec, load_table, overridden
 from flockstep.strategies import Strategy
 from flockstep.training import run as train
@@ -38,8 +43,10 @@ FLAGS = {
     "optimizer": "Such as adam or sgd(momentum=0.9).  [default: the task's]",
     "schedule": "Of the learning rate.  [default: the task's]",
     "assignment": "Which worker sees which samples.  [default: disjoint]",
-    "network": "The simulator's links, by preset or network(…).  [default: lan-1g]",
-    "compute": "The simulator's step times, such as compute(seconds=0.02, jitter=0.1).",
+    "network": "The simulator's links: a preset, latency=20ms,bandwidth=100Mbit/s, or network(…).  "
+    "[default: lan-1g]",
+    "compute": "The simulator's step times: 20ms, measured, or compute(seconds=0.02, jitter=0.1).  "
+    "[default: 10ms]",
     "lanes": "Simulated workers that compute side by side.  [default: one per core]",
     "look_every": "How often the model is evaluated: '1 epoch', '50 steps', '0.5 seconds'.",
     "measure": f"What looks show besides, of {','.join(MEASURES)}.",
@@ -57,9 +64,9 @@ HINTS = typing.get_type_hints(RunSpec)
 
 def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     """All flags that say a part of the spec. Their texts are read as the fields' types say."""
-    for name, shown in reversed((FLAGS | SAMPLING_FLAGS).items()):
+    for name, text in reversed((FLAGS | SAMPLING_FLAGS).items()):
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, metavar=name.upper(), help=shown)(command)
+        command = click.option(flag, metavar=name.upper(), help=text)(command)
     return command
 
 
@@ -74,6 +81,13 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="A field of the strategy; repeatable.",
 )
 @_spec_flags
+@click.option(
+    "--slow",
+    "slow",
+    multiple=True,
+    metavar="RANK=FACTOR",
+    help="A rank whose steps take so many times as long in the simulator; repeatable.",
+)
 @click.option("--print-spec", is_flag=True, help="Print the run as TOML in place of running it.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a trace of the run there.")
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
@@ -87,6 +101,7 @@ def run(
     task: str,
     strategy: str | None,
     settings: tuple[str, ...],
+    slow: tuple[str, ...],
     print_spec: bool,
     trace: Path | None,
     out: Path | None,
@@ -101,6 +116,7 @@ def run(
     flockstep run digits-mlp sync_sgd --set 'codec=top_k(ratio=0.01)' --lr 0.1
     flockstep run digits-cnn sync_sgd --assignment 'coarse(4)' --schedule 'warmup(1) * cosine'
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
+    flockstep run digits-mlp ea_wild --network latency=20ms,bandwidth=100Mbit/s --slow 3=2.0
     flockstep run digits-mlp 'nosync(0.1)' --print-spec > spec.toml
     flockstep run spec.toml --seed 1
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
@@ -108,14 +124,14 @@ def run(
     if "" not in sys.path:  # for a task of one's own in this folder, as `python -m` would find it
         sys.path.insert(0, "")
     given = {name: text for name, text in flags.items() if text is not None}
-    spec = make_run_spec(task, strategy, settings, given)
+    spec = with_slow_ranks(make_run_spec(task, strategy, settings, given), slow)
     if print_spec:
         click.echo(spec.to_json() if for_machines else spec.to_toml(), nl=for_machines)
         return
 
     is_lead = make_backend(spec.backend).is_lead
     if out and is_lead:
-        require_result_folder(out)  # before the run, whose result would be lost
+        _prepare_folder(out)
     try:
         result = train(spec, trace=trace)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
@@ -124,13 +140,14 @@ def run(
         raise type(error)(f"{task}: {error}") from error
     if not is_lead:
         return
-    if out:
-        result.save(out)
+    saved = _kept(result, out) if out else None
     if for_machines:
-        figures = {"metrics": result.metrics, "history": result.history, "lost": result.lost}
-        click.echo(as_json(result.config | figures))
+        click.echo(result_as_json(result))
     else:
-        _show(spec, result)
+        _show(result)
+        _say_what_next(spec, saved)
+    if out and saved != out:
+        raise ResultError(f"{str(out)!r} took no result: it is in {str(saved)!r}")
     _require_finite(result)
 
 
@@ -138,11 +155,14 @@ def _require_finite(result: Result) -> None:
     """What a run has come to is shown and kept, whatever it is; who goes by the exit code must
     hear of it.
     """
-    for name in ("test_loss", "test_accuracy"):
-        value = result.metrics.get(name)
+    names = {"test_loss": "loss", "test_accuracy": result.config["metric_name"]}
+    for key, name in names.items():
+        value = result.metrics.get(key)
         if isinstance(value, float) and not math.isfinite(value):
             steps = result.metrics["steps"]
-            raise NonFiniteLoss(f"'{name}' of the trained model is {value} after {steps} steps")
+            raise NonFiniteLoss(
+                f"'test_{name}' of the trained model is {value} after {steps} steps"
+            )
 
 
 def make_run_spec(
@@ -180,20 +200,74 @@ def make_strategy(text: str, settings: Sequence[str]) -> Strategy[Any]:
     return made
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+def with_slow_ranks(spec: RunSpec, slow: Sequence[str]) -> RunSpec:
+    """The same run, but for ranks that take longer over a step: `3=2.0` is twice as long."""
+    factors: dict[int, float] = {}
+    for text in slow:
+        rank, _, factor = text.partition("=")
+        try:
+            number, times = int(rank), float(factor)
+        except ValueError:
+            rule = "be RANK=FACTOR such as 3=2.0"
+            raise InvalidField(f"'--slow' must {rule} (got {shown(text)})") from None
+        if number in factors:
+            raise InvalidField(f"'--slow' must not name a rank twice (got {shown(text)})")
+        factors[number] = times
+    if not factors:
+        return spec
+    compute = spec.compute or Compute()
+    if compute.is_measured:
+        rule = "be left out where step times are measured"
+        raise InvalidField(f"'--slow' must {rule} (got {shown(slow[0])})")
+    return spec.replace(compute=replace(compute, slow={**compute.slow, **factors}))
 
 
-def _show(spec: RunSpec, result: Result) -> None:
-    """The metrics as a table for a terminal."""
-    place = f"{result.metrics['workers']} workers, {spec.backend}"
-    table = Table("metric", "value", title=f"{spec.task}, {written(spec.strategy)}, {place}")
-    for name, value in result.metrics.items():
-        table.add_row(name, _shown(value))
-    Console().print(table)
-    for lost in result.lost:
-        Console().print(
-            f"rank {lost['rank']} was lost after step {lost['step']}, at {lost['seconds']:.1f} s"
-        )
+def _prepare_folder(out: Path) -> None:
+    """Before the run, whose result would be lost: refuse a folder that takes no files, and say
+    what will be overwritten.
+    """
+    require_result_folder(out)
+    if has_result(out):
+        click.echo(f"flockstep: the earlier result in {out} will be overwritten", err=True)
+
+
+def _kept(result: Result, out: Path) -> Path:
+    """Where the result was saved: in `out`, or, where that has become a folder that takes no
+    files, in a new one here or among the temporary ones.
+    """
+    try:
+        write_result(result, out)
+        return out
+    except ResultError as error:
+        failures = [str(error)]
+    for place in (Path.cwd(), Path(tempfile.gettempdir())):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{out.resolve().name}-", dir=place))
+            write_result(result, folder)
+            return folder
+        except (ResultError, OSError) as error:
+            failures.append(str(error))
+    raise ResultError("; ".join(failures))
+
+
+def _show(result: Result) -> None:
+    """What was run and what came of it, for a terminal."""
+    console = Console()
+    console.print(heading(result.config))
+    console.print(metrics_table(result.config, result.metrics))
+    for line in lost_lines(result):
+        console.print(line)
+
+
+def _say_what_next(spec: RunSpec, saved: Path | None) -> None:
+    """Where the result is, and a command or two that go on from here."""
+    if saved:
+        click.echo(f"Saved in {saved}. Its history: flockstep show {saved}")
+    else:
+        click.echo("Add --out FOLDER to keep the result; flockstep show FOLDER draws its history.")
+
+    other = "sync_sgd" if spec.strategy.name != "sync_sgd" else "'local_sgd(8)'"
+    if spec.backend == "sim" and spec.network != PRESETS["wan-100m"]:
+        click.echo(f"To compare: {other} in place of the strategy, or --network wan-100m.")
+    else:
+        click.echo(f"To compare: {other} in place of the strategy, or another --seed.")

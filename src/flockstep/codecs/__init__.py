@@ -14,6 +14,7 @@ from flockstep.codecs.random_k import RandomK
 from flockstep.codecs.threshold import Threshold
 from flockstep.codecs.top_k import TopK
 from flockstep.errors import unknown_name
+from flockstep.fields import spelling_of
 
 CODECS: dict[str, type[Codec]] = {
     codec.name: codec for codec in (Float16, Int8, OneBit, QSGD, Threshold, TopK, RandomK, PowerSGD)
@@ -36,7 +37,8 @@ __all__ = [
 
 
 def find_codec(name: str) -> type[Codec]:
-    """The class behind a name such as `top_k`."""
-    if name not in CODECS:
+    """The class behind a name such as `top_k` or `TopK`."""
+    known = spelling_of(name, CODECS)
+    if known is None:
         raise unknown_name("codec", name, CODECS)
-    return CODECS[name]
+    return CODECS[known]

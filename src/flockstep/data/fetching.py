@@ -25,6 +25,7 @@ from flockstep.data.datasets import DataSet
 from flockstep.data.files import Archive, DataFile, Partial
 from flockstep.errors import DataError
 from flockstep.fields import require, require_integer, require_number
+from flockstep.folders import empty_folders_removed
 
 Watch = Callable[[str, int, int | None], None]
 
@@ -70,10 +71,11 @@ def fetch(
     wanted = [
         file for file in form.files if not ((path := file.path_in(place)) and file.is_intact(path))
     ]
-    if files.archive:
-        _fetch_archive(link, files.archive, place, wanted)
-    else:
-        _fetch_files(link, place, wanted)
+    with empty_folders_removed(place):
+        if files.archive:
+            _fetch_archive(link, files.archive, place, wanted)
+        else:
+            _fetch_files(link, place, wanted)
     return [path for file in form.files if (path := file.path_in(place))]
 
 
@@ -171,7 +173,8 @@ class _Link:
                 failures.append(f"{mirror}: {failed}")
             else:
                 return
-        raise DataError(f"{part.final} could not be fetched from {'; from '.join(failures)}")
+        kept = f"; the next fetch goes on after {part.size:,} bytes" if part.size else ""
+        raise DataError(f"{part.final} could not be fetched from {'; from '.join(failures)}{kept}")
 
     def _fill_from(
         self, mirror: str, part: Partial, file: DataFile, accept: Callable[[], None]

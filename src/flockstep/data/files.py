@@ -220,11 +220,15 @@ class Partial:
     def write(self, content: bytes) -> None:
         """Append; what has come is on the disk even if the program is killed next."""
         rest = memoryview(content)
-        with _on_disk(self.path):
-            while rest:
-                written = self.file.write(rest)
-                self.size += written
-                rest = rest[written:]
+        try:
+            with _on_disk(self.path):
+                while rest:
+                    written = self.file.write(rest)
+                    self.size += written
+                    rest = rest[written:]
+        except DataError:
+            self.size = 0  # a full disk gets its room back: what is empty is not left
+            raise
 
     def restart(self) -> None:
         """Forget what has come."""

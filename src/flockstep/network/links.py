@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flockstep.errors import unknown_name
-from flockstep.fields import require, require_integer, require_number
+from flockstep.errors import InvalidField, unknown_name
+from flockstep.fields import require, require_integer, require_number, shown
+from flockstep.units import read_bytes_per_second, read_seconds, shown_seconds, shown_speed
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,14 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         """α + nβ: one message of `nbytes`."""
         return self.latency_seconds + nbytes / self.bytes_per_second
+
+    def in_words(self) -> str:
+        """`lan-1g (1 Gbit/s, 0.1 ms)`; a link that is no preset has figures alone."""
+        speed, latency = shown_speed(self.bytes_per_second), shown_seconds(self.latency_seconds)
+        for name, preset in PRESETS.items():
+            if preset == Network(self.latency_seconds, self.bytes_per_second):
+                return f"{name} ({speed}, {latency})"
+        return f"{speed}, {latency}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,18 @@ class Network(Link):
             raise unknown_name("network", name, PRESETS)
         return PRESETS[name]
 
+    @classmethod
+    def read(cls, text: str, field: str = "network") -> Network:
+        """A preset by its name, or a network of one's own: `latency=20ms,bandwidth=100Mbit/s`."""
+        return _own_network(field, text) if is_own_network(text) else cls.preset(text)
+
+    def in_words(self) -> str:
+        """As a link; and what is inside households, where that differs."""
+        words = super().in_words()
+        if self.inside is None:
+            return words
+        return f"{words}; {self.inside.in_words()} inside households of {self.household_size}"
+
     def between(self, ranks: Sequence[int]) -> Link:
         """The link that a call among `ranks` runs on: that of the slowest pair."""
         if self.inside is None or self.household_size is None:
@@ -65,6 +87,33 @@ class Network(Link):
         households = {rank // self.household_size for rank in ranks}
         return self.inside if len(households) == 1 else self
 
+
+def is_own_network(text: str) -> bool:
+    """Whether a text says fields of a network, and no name of one."""
+    return re.match(r"\s*\w+\s*=", text) is not None
+
+
+def _own_network(field: str, text: str) -> Network:
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        name = name.strip()
+        if name not in OWN_FIELDS:
+            raise unknown_name("field of a network", name, OWN_FIELDS)
+        if name in fields:
+            raise InvalidField(f"{name!r} of {field} must not be given twice (got {shown(text)})")
+        fields[name] = value
+    for name in OWN_FIELDS:
+        if name not in fields:
+            how = "latency=20ms,bandwidth=100Mbit/s"
+            raise InvalidField(f"{name!r} of {field} must be given: {how} (got {shown(text)})")
+    latency = read_seconds("latency", fields["latency"])
+    speed = read_bytes_per_second("bandwidth", fields["bandwidth"])
+    require(speed > 0, "bandwidth", "be above 0", fields["bandwidth"])
+    return Network(latency, speed)
+
+
+OWN_FIELDS = ("latency", "bandwidth")
 
 PRESETS: dict[str, Network] = {
     "ideal": Network(0.0, math.inf),

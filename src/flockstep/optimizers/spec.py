@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flockstep.errors import InvalidField, unknown_name
-from flockstep.fields import fitted, require, require_rate
+from flockstep.fields import fitted, require, require_rate, spelling_of
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
 from flockstep.optimizers.matrix_decay import adamw_on_matrices
@@ -145,13 +145,13 @@ class OptimizerSpec:
 def find_optimizer(name: str) -> str:
     """The name in the table for one in any spelling: `AdamW` and `adam_w` are `adamw`."""
     require(isinstance(name, str), "name", "be an optimizer's name such as 'adam'", name)
-    for known, reason in UNFIT.items():
-        if _plain(known) == _plain(name):
-            raise InvalidField(f"'optimizer' must not be {known}: {reason} (got {name!r})")
-    for known in OPTIMIZERS:
-        if _plain(known) == _plain(name):
-            return known
-    raise unknown_name("optimizer", name, OPTIMIZERS)
+    unfit = spelling_of(name, UNFIT)
+    if unfit is not None:
+        raise InvalidField(f"'optimizer' must not be {unfit}: {UNFIT[unfit]} (got {name!r})")
+    known = spelling_of(name, OPTIMIZERS)
+    if known is None:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    return known
 
 
 @functools.cache  # signatures do not change
@@ -167,10 +167,6 @@ def fields_of(name: str) -> Mapping[str, OptimizerField]:
             hint = OptimizerSpec if hints[field] == Make else hints[field]
             found[field] = OptimizerField(hint, parameter.default)
     return found
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
 
 
 def _checked(name: str, field: str, value: Any, hint: Any) -> Any:

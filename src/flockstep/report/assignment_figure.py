@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,40 +9,23 @@ import numpy as np
 from rich.text import Text
 
 from flockstep.data import Overlap
-from flockstep.errors import FlockstepError, InvalidField
-from flockstep.fields import require
+from flockstep.report.pictures import COLOUR, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg", ".pdf")
 SHADES = " ░▒▓█"
 MOST_ROWS = 64
-COLOUR = "#1f5fa8"
 
 
 def draw(overlap: Overlap, title: str, path: Path) -> None:
     """Two panels: which samples each worker holds, and how many each pair has in common."""
-    require(path.suffix.lower() in FORMATS, "--out", "end in " + ", ".join(FORMATS), str(path))
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FlockstepError("pictures need matplotlib: pip install 'flockstep[plot]'") from error
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = new_figure(path, "--out", 11, 4.6)
     samples_panel, pairs_panel = figure.subplots(1, 2, width_ratios=(2, 1))
     figure.suptitle(title)
     _draw_samples(samples_panel, overlap)
     _draw_pairs(pairs_panel, overlap)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=130)
-    try:
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_bytes(drawn.getvalue())
-        unfinished.replace(path)
-    except OSError as error:
-        raise InvalidField(
-            f"'--out' must be a file that can be written (got {str(path)!r}: {error.strerror})"
-        ) from error
+    save_figure(figure, path, "--out")
 
 
 def _draw_samples(panel: Axes, overlap: Overlap) -> None:

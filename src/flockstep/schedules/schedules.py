@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flockstep.errors import unknown_name
-from flockstep.fields import require, require_marks, require_number
+from flockstep.fields import require, require_marks, require_number, spelling_of
 from flockstep.schedules.progress import Progress
 
 MOST_FACTORS = 100  # of a product
@@ -308,10 +308,11 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def find_schedule(name: str) -> type[Schedule]:
-    """The class behind a name such as `step_decay`."""
-    if name not in SCHEDULES:
+    """The class behind a name such as `step_decay` or `StepDecay`."""
+    known = spelling_of(name, SCHEDULES)
+    if known is None:
         raise unknown_name("schedule", name, SCHEDULES)
-    return SCHEDULES[name]
+    return SCHEDULES[known]
 
 
 def _mix(low: float, high: float, share: float) -> float:

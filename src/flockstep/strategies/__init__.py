@@ -7,6 +7,7 @@ from typing import Any
 
 from flockstep.comm import handle
 from flockstep.errors import UnknownName, unknown_name
+from flockstep.fields import spelling_of
 from flockstep.strategies._state import load_state, read_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
@@ -103,16 +104,18 @@ __all__ = [
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
-    """The class behind a name such as `local_sgd`; also of packages that offer theirs as entry
-    points.
+    """The class behind a name such as `local_sgd` or `LocalSGD`; also of packages that offer theirs
+    as entry points.
     """
-    if name in STRATEGIES:
-        return STRATEGIES[name]
+    known = spelling_of(name, STRATEGIES)
+    if known is not None:
+        return STRATEGIES[known]
     offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if name not in offered:
+    known = spelling_of(name, offered)
+    if known is None:
         raise unknown_name("strategy", name, [*STRATEGIES, *offered])
     try:
-        found: type[Strategy[Any]] = offered[name].load()
+        found: type[Strategy[Any]] = offered[known].load()
     except (ImportError, AttributeError) as error:
         raise UnknownName(f"cannot load strategy {name!r}: {error}") from error
     return found

@@ -44,6 +44,8 @@ class Task:
         data: the name of the built-in data set that it needs, if it does.
         validation: what looks are scored on: a data set, a function that loads one, or a share that
             is held out of `train`; None: the test data.
+        metric_name: what people read of the score as. None: "accuracy" for
+            `fs.classification_accuracy`, else the name of the function.
 
     Example:
         fs.Task("mine", model=Net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
@@ -64,6 +66,7 @@ class Task:
     schedule: Schedule | None = None
     data: str | None = None
     validation: Any = None
+    metric_name: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("model", "optimizer", "loss", "metric"):
@@ -77,6 +80,10 @@ class Task:
             require(share, "validation", "be above 0 and below 1, or a data set", self.validation)
         is_schedule = self.schedule is None or isinstance(self.schedule, Schedule)
         require(is_schedule, "schedule", "be one such as fs.Cosine()", self.schedule)
+        is_name = self.metric_name is None or (
+            isinstance(self.metric_name, str) and self.metric_name.isprintable()
+        )
+        require(is_name, "metric_name", "be a text of one line", self.metric_name)
 
     def batch_size_for(self, workers: int) -> int | GlobalBatch:
         """The batch of one worker, if nobody says otherwise."""
@@ -105,6 +112,16 @@ class Task:
         if isinstance(validation, float):
             train, validation = held_out(train, validation)
         return replace(self, train=train, test=test, validation=validation)
+
+    @property
+    def score_name(self) -> str:
+        """What people read of the score as; never "accuracy" where it may be something else."""
+        if self.metric_name:
+            return self.metric_name
+        if self.metric is classification_accuracy:
+            return "accuracy"
+        name = getattr(self.metric, "__name__", "")
+        return name if name.isidentifier() else "score"  # a lambda has no name of its own
 
     @property
     def watched(self) -> Any:

@@ -25,6 +25,7 @@ def steps_bar(title: str, steps: int | None, show: bool | None) -> Iterator[Watc
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("steps"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=show is None) as progress:

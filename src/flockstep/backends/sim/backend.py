@@ -32,7 +32,7 @@ PATIENCE_PER_WORKER = 0.01
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core).
 
-    `network` may be the name of a preset.
+    `network` may be the name of a preset, or a text such as "latency=20ms,bandwidth=100Mbit/s".
     """
 
     is_virtual: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class Simulator(Backend):
 
     def __post_init__(self) -> None:
         if isinstance(self.network, str):
-            object.__setattr__(self, "network", Network.preset(self.network))
+            object.__setattr__(self, "network", Network.read(self.network))
         rule = "be one such as fs.Network.preset('wan-100m')"
         require(isinstance(self.network, Network), "network", rule, self.network)
         rule = "be one such as fs.Compute(seconds=0.02)"

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from flockstep.fields import require, require_integer, require_number
 from flockstep.randomness import Purpose, numpy_stream
+from flockstep.units import shown_seconds
 
 
 class FrozenDict(dict[int, float]):
@@ -60,6 +61,21 @@ class Compute:
     def measured(cls) -> Compute:
         """Charge each step with the CPU time that it really took."""
         return cls(is_measured=True)
+
+    def in_words(self) -> str:
+        """`a step takes 20 ms, give or take 10%; 2 times as long on rank 3`."""
+        if self.is_measured:
+            return "steps take the CPU time that is measured"
+        words = f"a step takes {shown_seconds(self.seconds)}"
+        if self.jitter:
+            words += f", give or take {self.jitter:.0%}"
+        ranks: dict[float, list[int]] = {}
+        for rank, factor in sorted(self.slow.items()):
+            ranks.setdefault(factor, []).append(rank)
+        for factor, slow in ranks.items():
+            named = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
+            words += f"; {factor:g} times as long on {named}"
+        return words
 
     def stopwatch(self, seed: int, rank: int) -> Stopwatch:
         return Stopwatch(self, seed, rank)
