@@ -314,6 +314,13 @@ class Comm(ABC):
         if self.clock is not None:
             self.clock.go_on_at(own["seconds"])
 
+    @property
+    def is_in_the_past(self) -> bool:
+        """In virtual time: whether the next call was made before the run was saved, and is told
+        what it heard then.
+        """
+        return False
+
     def standing_still(self) -> AbstractContextManager[None]:
         """In virtual time: nothing happens between workers inside."""
         raise FlockstepError("only the simulator can stand still")

@@ -19,6 +19,7 @@ from flockstep.tasks import Task
 from flockstep.worker import Worker
 
 if TYPE_CHECKING:
+    from flockstep.training.another_size import Start
     from flockstep.training.board import Board
     from flockstep.training.figures import Table
     from flockstep.training.snapshots import Resumed, Snapshots
@@ -69,6 +70,7 @@ class Job:
         trace_limit: how many events each worker records; None: none.
         keeping: where and how often checkpoints are taken; None: never.
         resumed: the checkpoint that the run goes on from.
+        start: what a run begins with that goes on with another number of workers.
         snapshots: what takes checkpoints of simulated workers.
     """
 
@@ -83,6 +85,7 @@ class Job:
     trace_limit: int | None = None
     keeping: Keeping | None = None
     resumed: Checkpoint | Resumed | None = None
+    start: Start | None = field(default=None, repr=False)
     board: Board | None = field(default=None, repr=False)
     snapshots: Snapshots | None = field(default=None, repr=False)
 

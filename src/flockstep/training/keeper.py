@@ -80,9 +80,10 @@ class Keeper:
             return False
         if every.unit == "epochs" and self._job.timetable is None:  # of a stream
             is_due = worker.course.epochs_ended >= (self._number + 1) * every.count
-        else:
-            is_due = worker.steps >= self._job.step_of(every, self._number + 1)
-        self._number += is_due
+            self._number += is_due
+            return is_due
+        is_due = worker.steps >= self._job.step_of(every, self._number + 1)
+        self._pass_over(worker.steps)
         return is_due
 
     def _pass_over(self, steps: float) -> int:

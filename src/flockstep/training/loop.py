@@ -29,10 +29,16 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         comm.meter.trace = Trace(job.trace_limit)
     task, spec = job.task, job.spec
     model = task.model().to(worker_device(spec.device, comm.rank))
+    if job.start is not None:
+        model.load_state_dict(job.start.model)
     optimizer = spec.make_optimizer(task, model.parameters())
+    if job.start is not None and job.start.optimizer is not None:
+        optimizer.load_state_dict(job.start.optimizer)
     worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
     observer = observer_of(worker, job)
 
+    if job.start is not None:
+        observer.pass_over(job.start.steps)
     if not _go_on(worker, observer, job):
         _loop(worker, observer, job)
     if job.snapshots is not None:
@@ -61,7 +67,13 @@ def _go_on(worker: Worker, observer: Observer, job: Job) -> bool:
 def _loop(worker: Worker, observer: Observer, job: Job) -> None:
     task, spec, model, snapshots = job.task, job.spec, worker.model, job.snapshots
     for batch in worker.batches(
-        task.train, job.batch_size, job.passes, spec.assignment, sampling_of(spec), steps=job.steps
+        task.train,
+        job.batch_size,
+        job.passes,
+        spec.assignment,
+        sampling_of(spec),
+        steps=job.steps,
+        resume_at=0 if job.start is None else job.start.steps,
     ):
         batch = on_device(batch, worker.flat.state.device)
         loss = worker.adjust_loss(task.loss(model, batch), batch)

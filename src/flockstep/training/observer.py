@@ -53,7 +53,7 @@ class Observer(ABC):
     """Asked after every step whether it is time to look, or to end.
 
     Fields:
-        changes_within_steps: whether a look may take something from it between two steps.
+        changes_within_steps: whether a look may come in the middle of this worker's step.
         history: the looks so far; in the simulator they are on the board instead.
         final: the look at which the run has reached its target.
     """
@@ -88,6 +88,12 @@ class Observer(ABC):
     @abstractmethod
     def leave(self) -> None:
         """This worker has taken its last step; others may still have to be looked at."""
+
+    def pass_over(self, steps: int) -> None:
+        """The run begins with so many steps taken: looks before are nobody's."""
+        if self.spec.look_every.unit != "seconds":
+            while self.job.step_of_look(self._looks + 1) <= steps:
+                self._looks += 1
 
     def saved(self) -> dict[str, Any]:
         """What goes on from a checkpoint."""

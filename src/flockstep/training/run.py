@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flockstep.backends import Backend, Simulator
+from flockstep.backends import Backend, Simulator, Torchrun
 from flockstep.checkpoints import Checkpoint, newest, require_folder
 from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
@@ -28,6 +28,7 @@ from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import Task
+from flockstep.training.another_size import start_of
 from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job, Keeping, sampling_of
 from flockstep.training.loop import train
@@ -132,7 +133,16 @@ def resume(
     place = make_place(spec) if backend is None else _place_for(spec, backend)
     if place.is_virtual != (found.about["backend"] == "sim"):
         raise CheckpointError(f"{str(found.path)!r} is of backend {found.about['backend']!r}")
-    return run_on(place, spec, progress, trace, Keeping(folder, every, keep), found)
+    says_size = isinstance(place, Torchrun)  # itself
+    workers = place.size(spec.workers if workers is None and not says_size else workers)
+    return run_on(
+        place,
+        spec.replace(workers=workers),
+        progress,
+        trace,
+        Keeping(folder, every, keep),
+        found,
+    )
 
 
 def _spec_of(found: Checkpoint, given: RunSpec | None) -> RunSpec:
@@ -200,7 +210,7 @@ def run_on(
         require_folder(keeping.folder)
     spec = spec.replace(workers=place.size(spec.workers))
     job = prepared(spec, place, traces=trace is not None)
-    job = _kept(job, keeping, resumed)
+    job = _kept(job, place, keeping, resumed)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
     title = f"{job.task.name} {spec.strategy.name}"
@@ -222,10 +232,13 @@ def run_on(
     return result
 
 
-def _kept(job: Job, keeping: Keeping | None, resumed: Checkpoint | None) -> Job:
+def _kept(job: Job, place: Backend, keeping: Keeping | None, resumed: Checkpoint | None) -> Job:
     """The same with checkpoints."""
     spec, board = job.spec, job.board
-    if resumed is not None:
+    if resumed is not None and not _is_of_all(resumed, spec.workers):
+        before = prepared(spec.replace(workers=resumed.about["workers"]), place)
+        job = replace(job, start=start_of(resumed, spec, before, job))
+    elif resumed is not None:
         job = replace(job, resumed=resumed if board is None else Resumed(resumed.read(0)))
     if keeping is None:
         return job
@@ -245,6 +258,12 @@ def _kept(job: Job, keeping: Keeping | None, resumed: Checkpoint | None) -> Job:
         return job
     assert job.keeping is not None and spec.workers is not None
     return replace(job, snapshots=Snapshots(job, job.keeping, board, spec.workers))
+
+
+def _is_of_all(found: Checkpoint, workers: int | None) -> bool:
+    """Whether a checkpoint has a part of each of so many workers. Simulated ones share a part."""
+    parts = workers if found.about["backend"] != "sim" else 1
+    return found.about["workers"] == workers and len(found.parts) == parts
 
 
 def _without_backend(spec: RunSpec) -> RunSpec:

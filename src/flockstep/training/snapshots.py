@@ -3,8 +3,11 @@
 A run in virtual time cannot stop at a moment: some worker is always in the middle of a step. So
 each worker is copied at the end of a step, and its journal holds what it has heard since
 (`backends/sim/journal.py`). When the last one has been copied, the copies, the journals and the
-state between the workers are one checkpoint. Until then workers that end another step are copied
-again, so that no journal is longer than a step.
+state between the workers are one checkpoint.
+
+Workers that meet in their steps are copied after the same step, so that their copies alone are a
+state of the run, too. Others that end another step before the last one is copied are copied again,
+so that no journal is longer than a step.
 """
 
 from __future__ import annotations
@@ -33,31 +36,43 @@ class Snapshots:
         self._board = board
         self._writer = Writer(keeping.folder, keeping.keep)
         self._copies: dict[int, Part] = {}
+        self._copied_after: dict[int, int] = {}  # which step
         self._observers: dict[int, tuple[Observer, dict[str, Any]]] = {}
         self._ended: set[int] = set()
         self._is_open = False  # copies are being collected
-        self._steps = [0] * workers
+        self._step = 0  # after which those are copied who meet in their steps
+        self._steps = [0 if job.start is None else job.start.steps] * workers
         self._epochs = [0] * workers  # of streams
         before = job.resumed.number if isinstance(job.resumed, Resumed) else 0
         self._number = before  # of those that were taken, or passed over
         self._due = time.monotonic() + keeping.every.count  # if they go by time
+        self._pass_over()
 
     def after_step(self, worker: Worker, observer: Observer) -> None:
         """A worker is between two steps."""
-        with worker.comm.standing_still():
+        comm = worker.comm
+        with comm.standing_still():
+            if comm.is_in_the_past:  # of a run that goes on: it knows what comes next
+                return
             self._count(worker)
-            self._is_open = self._is_open or self._is_due()
-            worker.comm.keep_journal(self._is_open)
-            if self._is_open:
+            if not self._is_open and self._is_due(observer.changes_within_steps):
+                self._is_open = True
+                is_ahead = self._steps.count(worker.steps) == 1 and worker.steps == max(self._steps)
+                self._step = max(self._steps) + (not is_ahead)  # which all have before them
+            if not self._is_open:
+                comm.keep_journal(False)
+            elif observer.changes_within_steps or worker.steps == self._step:
+                comm.keep_journal(True)
                 self._copy(worker, observer, is_over=False)
 
     def at_end(self, worker: Worker, observer: Observer) -> None:
         """A worker has taken its last step. All later checkpoints have it as it is."""
         with worker.comm.standing_still():
             self._count(worker)
-            self._ended.add(worker.comm.rank)
-            worker.comm.keep_journal(True)
-            self._copy(worker, observer, is_over=True)
+            if observer.changes_within_steps:
+                self._ended.add(worker.comm.rank)
+                worker.comm.keep_journal(True)
+                self._copy(worker, observer, is_over=True)
 
     def close(self) -> None:
         """See that all is written."""
@@ -67,24 +82,36 @@ class Snapshots:
         self._steps[worker.comm.rank] = worker.steps
         self._epochs[worker.comm.rank] = worker.course.epochs_ended
 
-    def _is_due(self) -> bool:
+    def _is_due(self, of_all: bool) -> bool:
+        """`of_all`: whether steps and epochs are those of all workers together, not of the first
+        to get there.
+        """
         if self._writer.is_busy or self._board.final is not None:
             return False
         self._writer.wait()  # for its complaint, if it has one
         every = self._keeping.every
         if every.unit == "seconds":
             return time.monotonic() >= self._due
-        return self._has_come_to(self._number + 1)
+        return self._has_come_to(self._number + 1, of_all)
 
-    def _has_come_to(self, number: int) -> bool:
+    def _has_come_to(self, number: int, of_all: bool = False) -> bool:
         every, workers = self._keeping.every, len(self._steps)
         if every.unit == "epochs" and self._job.timetable is None:
-            return min(self._epochs) >= number * every.count
-        return sum(self._steps) >= workers * self._job.step_of(every, number)
+            reached = min(self._epochs) if of_all else max(self._epochs)
+            return reached >= number * every.count
+        steps = sum(self._steps) if of_all else max(self._steps) * workers
+        return steps >= workers * self._job.step_of(every, number)
+
+    def _pass_over(self) -> None:
+        """What the run has come to is done."""
+        if self._keeping.every.unit != "seconds":
+            while self._has_come_to(self._number + 1):
+                self._number += 1
 
     def _copy(self, worker: Worker, observer: Observer, is_over: bool) -> None:
         rank = worker.comm.rank
         self._copies[rank] = part_of(worker, is_over=is_over)
+        self._copied_after[rank] = worker.steps
         self._observers[rank] = observer, observer.saved()
         if self._is_open and len(self._copies) == len(self._steps):
             self._write(worker)
@@ -93,15 +120,14 @@ class Snapshots:
         """All copies are there."""
         world, copies = worker.comm.saved_world(), self._copies
         self._copies = {rank: copy for rank, copy in copies.items() if rank in self._ended}
+        self._is_open = False
         if world is None:  # somebody has made a comm: once more
             return
         observers = [
             observer.saved() if observer.changes_within_steps else saved
             for _, (observer, saved) in sorted(self._observers.items())
         ]
-        if self._keeping.every.unit != "seconds":
-            while self._has_come_to(self._number + 1):
-                self._number += 1
+        self._pass_over()
         run = save_state(
             {
                 "world": world,
@@ -111,8 +137,8 @@ class Snapshots:
             }
         )
         parts = {"run": run} | {str(rank): copies[rank] for rank in range(len(copies))}
-        self._writer.write(max(self._steps), 0, joined(parts), [0], self._keeping.about)
-        self._is_open = False
+        step = max(self._copied_after.values())
+        self._writer.write(step, 0, joined(parts), [0], self._keeping.about)
         self._due = time.monotonic() + self._keeping.every.count
 
 

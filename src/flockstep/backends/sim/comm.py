@@ -131,6 +131,10 @@ class SimComm(Comm):
         self.meter.load(own["meter"])
         self._stopwatch.random = own["jitter"]
 
+    @property
+    def is_in_the_past(self) -> bool:
+        return self._slot.journal.is_in_the_past
+
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         with self._scheduler.mutex:
