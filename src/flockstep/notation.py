@@ -34,7 +34,7 @@ from flockstep.data import (
     Sampling,
     find_assignment,
 )
-from flockstep.errors import InvalidField, SpecError, UnknownName, unknown_name
+from flockstep.errors import InvalidField, SpecError, UnknownName, plain_spelling, unknown_name
 from flockstep.fields import fitted, is_mapping, kinds_of, require, shown, type_names
 from flockstep.network import PRESETS, Link, Network
 from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimizer
@@ -48,23 +48,25 @@ WORDS: dict[str, Any] = {"true": True, "false": False, "inf": math.inf, "nan": m
 @dataclass(frozen=True)
 class Kind:
     """A kind of spec: how its classes are found by name, what to say to who gives something else,
-    and values with names of their own.
+    values with names of their own, and what a number alone means.
     """
 
     find: Callable[[str], Any]
     text_rule: str
     rule: str
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    of_number: Callable[[float], Any] | None = None
 
 
 def _finder(kind: str, *classes: type, names: Iterable[str] = ()) -> Callable[[str], type]:
-    """Finds classes that are not in a table of their own, by their names in lower case."""
+    """Finds classes that are not in a table of their own, by their names in any spelling."""
     known = {_name_of(each): each for each in classes}
 
     def find(name: str) -> type:
-        if name not in known:
-            raise unknown_name(kind, name, [*names, *known])
-        return known[name]
+        for each, spec_class in known.items():
+            if plain_spelling(each) == plain_spelling(name):
+                return spec_class
+        raise unknown_name(kind, name, [*names, *known])
 
     return find
 
@@ -118,9 +120,10 @@ KINDS: dict[type, Kind] = {
     ),
     Compute: Kind(
         _finder("compute", Compute, names=["measured"]),
-        "be measured, or one such as compute(seconds=0.02, jitter=0.1)",
-        "be one such as fs.Compute(seconds=0.02)",
+        "be seconds, measured, or one such as compute(seconds=0.02, jitter=0.1)",
+        "be seconds, or one such as fs.Compute(seconds=0.02)",
         {"measured": Compute.measured()},
+        Compute.read,
     ),
     OptimizerSpec: Kind(
         find_optimizer,
@@ -370,6 +373,9 @@ def as_spec(field: str, value: Any, hint: Any) -> Any:
         return fitted(field, value, hint)
     if isinstance(value, str):
         return read(kind, value, field)
+    of_number = KINDS[kind].of_number
+    if of_number is not None and type(value) in (int, float):
+        return of_number(value)
     others = tuple(each for each in kinds_of(hint) if isinstance(each, type))
     is_plain = isinstance(value, others) and not isinstance(value, bool)
     require(isinstance(value, kind) or is_plain, field, KINDS[kind].rule, value)
@@ -401,6 +407,9 @@ def read_settings(settings: Sequence[str]) -> dict[str, str]:
         key, equals, text = setting.partition("=")
         if not equals:
             raise InvalidField(f"'--set' must be FIELD=VALUE (got {shown(setting)})")
+        if key in values:
+            both = f"{key}={values[key]} and {key}={text}"
+            raise InvalidField(f"'--set {key}' must not be given twice (got {both})")
         values[key] = text
     return values
 
@@ -442,6 +451,9 @@ def _spec(field: str, whole: str, node: ast.expr, kind: type) -> Any:
         return _read(field, node.value, kind)
     if isinstance(node, ast.Name) and node.id in KINDS[kind].named:
         return KINDS[kind].named[node.id]
+    of_number = KINDS[kind].of_number
+    if of_number is not None and _is_number(node):
+        return of_number(ast.literal_eval(node))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and kind is Schedule:
         return _spec(field, whole, node.left, kind) * _spec(field, whole, node.right, kind)
 

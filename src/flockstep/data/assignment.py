@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flockstep.data.balanced_blocks import balanced_blocks
-from flockstep.errors import unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.fields import known_spelling, require, require_integer
 from flockstep.randomness import Purpose, numpy_stream, require_seed
 
 Indices = NDArray[np.int64]
@@ -296,8 +295,4 @@ ASSIGNMENTS: dict[str, type[Assignment]] = {
 
 def find_assignment(name: str) -> type[Assignment]:
     """A scheme by its name on the command line, or by the name of its class."""
-    by_class = {scheme.__name__: scheme for scheme in ASSIGNMENTS.values()}
-    found = ASSIGNMENTS.get(name) or by_class.get(name)
-    if found is None:
-        raise unknown_name("assignment", name, ASSIGNMENTS)
-    return found
+    return ASSIGNMENTS[known_spelling("assignment", name, ASSIGNMENTS)]

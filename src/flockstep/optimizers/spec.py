@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flockstep.errors import InvalidField, unknown_name
-from flockstep.fields import fitted, require, require_rate
+from flockstep.errors import InvalidField, plain_spelling, unknown_name
+from flockstep.fields import fitted, known_spelling, require, require_rate
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
 from flockstep.optimizers.matrix_decay import adamw_on_matrices
@@ -146,12 +146,9 @@ def find_optimizer(name: str) -> str:
     """The name in the table for one in any spelling: `AdamW` and `adam_w` are `adamw`."""
     require(isinstance(name, str), "name", "be an optimizer's name such as 'adam'", name)
     for known, reason in UNFIT.items():
-        if _plain(known) == _plain(name):
+        if plain_spelling(known) == plain_spelling(name):
             raise InvalidField(f"'optimizer' must not be {known}: {reason} (got {name!r})")
-    for known in OPTIMIZERS:
-        if _plain(known) == _plain(name):
-            return known
-    raise unknown_name("optimizer", name, OPTIMIZERS)
+    return known_spelling("optimizer", name, OPTIMIZERS)
 
 
 @functools.cache  # signatures do not change
@@ -167,10 +164,6 @@ def fields_of(name: str) -> Mapping[str, OptimizerField]:
             hint = OptimizerSpec if hints[field] == Make else hints[field]
             found[field] = OptimizerField(hint, parameter.default)
     return found
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
 
 
 def _checked(name: str, field: str, value: Any, hint: Any) -> Any:

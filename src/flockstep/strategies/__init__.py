@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
-from flockstep.errors import UnknownName, unknown_name
+from flockstep.errors import UnknownName
+from flockstep.fields import known_spelling
 from flockstep.strategies._state import handle, load_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
@@ -101,14 +102,16 @@ __all__ = [
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
-    """The class behind a name such as `local_sgd`; also of packages that offer theirs as entry
-    points.
+    """The class behind a name such as `local_sgd`, or its own name; also of packages that offer
+    theirs as entry points.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
     offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in offered:
-        raise unknown_name("strategy", name, [*STRATEGIES, *offered])
+        name = known_spelling("strategy", name, [*STRATEGIES, *offered])
+    if name in STRATEGIES:
+        return STRATEGIES[name]
     try:
         found: type[Strategy[Any]] = offered[name].load()
     except (ImportError, AttributeError) as error:

@@ -15,14 +15,15 @@ from torch.utils.data import Subset
 
 from flockstep.data import GlobalBatch, in_order, is_stream, source_of
 from flockstep.device import on_device
-from flockstep.errors import UnknownName, unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.errors import UnknownName, own_code_error, unknown_name
+from flockstep.fields import number_in, require, require_integer, require_model
 from flockstep.randomness import Purpose, numpy_stream
 from flockstep.schedules import Schedule
 from flockstep.tasks.fit import require_fit
 from flockstep.tasks.label_smoothing import SmoothedLoss
 
 EVALUATION_BATCH = 1024
+DEFAULT_BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)  # data have no equality that is worth its time
@@ -37,7 +38,8 @@ class Task:
         loss: `loss(model, batch)` gives the mean loss of a batch, as a scalar tensor.
         train, test: data sets (as `Worker.batches` takes them), or functions that load them.
         metric: `metric(model, batch)` gives the mean score of a batch; accuracy, for a classifier.
-        batch_size, epochs: what a run uses unless told otherwise; the batch is that of one worker.
+        batch_size, epochs: what a run uses unless told otherwise; the batch is that of one worker,
+            32 if neither it nor global_batch is given.
         global_batch: in place of batch_size, the batch of all workers together, which a run divides
             among them.
         schedule: of the learning rate; None: it stays as it is.
@@ -58,7 +60,7 @@ class Task:
     train: Any
     test: Any
     metric: Callable[[nn.Module, Any], Tensor | float]
-    batch_size: int = 32
+    batch_size: int | None = None
     epochs: int = 5
     global_batch: int | None = None
     schedule: Schedule | None = None
@@ -66,36 +68,80 @@ class Task:
     validation: Any = None
 
     def __post_init__(self) -> None:
+        is_name = isinstance(self.name, str) and self.name.strip() != ""
+        require(is_name, "name", "be a text that is not empty", self.name)
         for field in ("model", "optimizer", "loss", "metric"):
             require(callable(getattr(self, field)), field, "be callable", getattr(self, field))
-        require_integer("batch_size", self.batch_size, 1)
+        makes = not isinstance(self.model, nn.Module)
+        rule = "be a class, or a function that makes a model: every worker needs its own"
+        require(makes, "model", rule, self.model)
+        self._check_batch()
         require_integer("epochs", self.epochs, 1)
-        if self.global_batch is not None:
-            require_integer("global_batch", self.global_batch, 1)
         if isinstance(self.validation, int | float):
             share = 0 < self.validation < 1
             require(share, "validation", "be above 0 and below 1, or a data set", self.validation)
         is_schedule = self.schedule is None or isinstance(self.schedule, Schedule)
         require(is_schedule, "schedule", "be one such as fs.Cosine()", self.schedule)
 
+    def _check_batch(self) -> None:
+        if self.global_batch is None:
+            if self.batch_size is None:
+                object.__setattr__(self, "batch_size", DEFAULT_BATCH)
+            require_integer("batch_size", self.batch_size, 1)
+            return
+        require_integer("global_batch", self.global_batch, 1)
+        rule = f"be left out where 'global_batch' is given, {self.global_batch}"
+        require(self.batch_size is None, "batch_size", rule, self.batch_size)
+
     def batch_size_for(self, workers: int) -> int | GlobalBatch:
         """The batch of one worker, if nobody says otherwise."""
-        if self.global_batch is None:
+        if self.batch_size is not None:
             return self.batch_size
+        assert self.global_batch is not None
         each, rest = divmod(self.global_batch, workers)
         return GlobalBatch(self.global_batch) if rest or not each else each
 
-    def check(self) -> None:
-        """Complain of data that do not fit the model, before any worker starts. Of own losses
-        nothing is known.
+    def check(self) -> nn.Module:
+        """Complain of a model that cannot be trained, of data that do not fit it, and of scores
+        that are no numbers, before any worker starts. Returns the model that was tried.
         """
-        if isinstance(self.loss, SmoothedLoss) or self.loss in (classification_loss, token_loss):
-            with torch.random.fork_rng(devices=[]):
-                model = self.model()
-            for field in ("train", "test", "validation"):
-                data = getattr(self, field)
-                if data is not None:
-                    require_fit(model, data, field, classes_last=self.loss is token_loss)
+        with torch.random.fork_rng(devices=[]):
+            model = self.make_model()
+            trainable = any(parameter.requires_grad for parameter in model.parameters())
+            require(trainable, "model", "have a trainable parameter", type(model).__name__)
+            if isinstance(self.loss, SmoothedLoss) or self.loss in CROSS_ENTROPIES:
+                self._check_labels(model)
+            self._check_scores(model)
+        return model
+
+    def _check_labels(self, model: nn.Module) -> None:
+        for field in ("train", "test", "validation"):
+            data = getattr(self, field)
+            if data is not None:
+                # Probabilities can be trained with; accuracy asks which class is the right one.
+                is_counted = field != "train" and self.metric is classification_accuracy
+                require_fit(
+                    model, data, field, self.loss is token_loss, takes_probabilities=not is_counted
+                )
+
+    def _check_scores(self, model: nn.Module) -> None:
+        """Try a loss or a metric of one's own on the first batch of the evaluation."""
+        is_known = self.loss in CROSS_ENTROPIES and self.metric is classification_accuracy
+        if is_known or is_stream(self.test):  # to look into a stream might use it up
+            return
+        batch, _ = next(in_order(self.test, EVALUATION_BATCH), (None, 0))
+        require(batch is not None, "test", "have at least one sample", 0)
+        model.eval()
+        try:
+            self._scores_of(model, batch)
+        except Exception as error:
+            raise own_code_error(f"task {self.name!r}", error) from error
+
+    def make_model(self) -> nn.Module:
+        """A fresh model, if it is one."""
+        model = self.model()
+        require_model(model)
+        return model
 
     def loaded(self) -> Task:
         """The same task with its data in memory, and the validation data apart from the others."""
@@ -114,7 +160,7 @@ class Task:
     def model_of(self, state: Mapping[str, Tensor]) -> nn.Module:
         """A model with that state. The caller's random stream stays as it was."""
         with torch.random.fork_rng(devices=[]):
-            model = self.model()
+            model = self.make_model()
         model.load_state_dict(state)
         return model
 
@@ -138,11 +184,15 @@ class Task:
                 rows.append((0.0, 0.0, 0.0))
                 continue
             batch = on_device(batch, device)
-            loss = float(self.loss(model, batch))
-            score = float(self.metric(model, batch))
+            loss, score = self._scores_of(model, batch)
             rows.append((loss * count, score * count, count))
         model.train(was_training)
         return torch.tensor(rows, dtype=torch.float64)
+
+    @torch.no_grad()
+    def _scores_of(self, model: nn.Module, batch: Any) -> tuple[float, float]:
+        loss = number_in("loss", self.loss(model, batch))
+        return loss, number_in("metric", self.metric(model, batch))
 
 
 def mean_scores(rows: Tensor) -> tuple[float, float]:
@@ -180,6 +230,9 @@ def classification_accuracy(model: nn.Module, batch: Any) -> float:
     """The share of labels that `model(inputs)` gives the highest score."""
     inputs, labels = batch
     return float((model(inputs).argmax(dim=-1) == labels).double().mean())
+
+
+CROSS_ENTROPIES = (classification_loss, token_loss)
 
 
 def find_task(name: str, known: dict[str, Task]) -> Task:

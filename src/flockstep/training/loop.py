@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
+from flockstep.fields import number_in, require
 from flockstep.tasks import Task
 from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
@@ -26,7 +27,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     if job.trace_limit is not None:
         comm.meter.trace = Trace(job.trace_limit)
     task, spec = job.task, job.spec
-    model = task.model().to(worker_device(spec.device, comm.rank))
+    model = task.make_model().to(worker_device(spec.device, comm.rank))
     optimizer = spec.make_optimizer(task, model.parameters())
     worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
     observer = observer_of(worker, job)
@@ -35,7 +36,9 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         task.train, job.batch_size, job.passes, spec.assignment, sampling_of(spec), steps=job.steps
     ):
         batch = on_device(batch, worker.flat.state.device)
-        loss = worker.adjust_loss(task.loss(model, batch), batch)
+        loss = task.loss(model, batch)
+        _require_trainable(loss)
+        loss = worker.adjust_loss(loss, batch)
         loss.backward()
         asks = spec.strategy.needs_accuracy
         worker.step(loss, _score(task, model, batch) if asks else None)
@@ -74,13 +77,19 @@ def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
     }
 
 
+def _require_trainable(loss: object) -> None:
+    can_train = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+    rule = "be a tensor of one number, computed from the model's parameters"
+    require(can_train, "loss", rule, loss)
+
+
 @torch.no_grad()
 def _score(task: Task, model: nn.Module, batch: Any) -> float:
     """The metric on a training batch, in evaluation mode: another pass must not count in batch
     normalisation.
     """
     model.eval()
-    score = float(task.metric(model, batch))
+    score = number_in("metric", task.metric(model, batch))
     model.train()
     return score
 

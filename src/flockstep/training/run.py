@@ -18,7 +18,7 @@ from flockstep.backends import Backend, Simulator
 from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
 from flockstep.errors import InvalidField, WorkerLost, unknown_name
-from flockstep.fields import require
+from flockstep.fields import require, require_flag, require_path
 from flockstep.launch import BACKENDS, launch, make_backend
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
@@ -108,7 +108,10 @@ def run_on(
     place: Backend, spec: RunSpec, progress: bool | None = None, trace: str | Path | None = None
 ) -> Result:
     """Run `spec` on a backend that is there."""
+    if progress is not None:
+        require_flag("progress", progress)
     if trace is not None:
+        require_path("trace", trace)
         require_trace_path(Path(trace))
     spec = spec.replace(workers=place.size(spec.workers))
     job = prepared(spec, place, traces=trace is not None)
@@ -144,7 +147,7 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
-    task.check()
+    spec.make_optimizer(task, task.check().parameters())
     batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
     passes, table = _passes(spec, task, batch_size)
     known = None if table is None or passes == ENDLESS else table.steps

@@ -31,7 +31,7 @@ PATIENCE_PER_WORKER = 0.01
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core).
 
-    `network` may be the name of a preset.
+    `network` may be the name of a preset, `compute` the seconds of a step.
     """
 
     is_virtual: ClassVar[bool] = True
@@ -45,13 +45,19 @@ class Simulator(Backend):
             object.__setattr__(self, "network", Network.preset(self.network))
         rule = "be one such as fs.Network.preset('wan-100m')"
         require(isinstance(self.network, Network), "network", rule, self.network)
-        rule = "be one such as fs.Compute(seconds=0.02)"
-        require(isinstance(self.compute, Compute), "compute", rule, self.compute)
+        object.__setattr__(self, "compute", Compute.read(self.compute))
         if self.lanes is not None:
             require_integer("lanes", self.lanes, 1)
 
+    def size(self, workers: int | None) -> int:
+        size = super().size(workers)
+        self.network.require_workers(size)
+        self.compute.require_workers(size)
+        return size
+
     @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
+        self.size(launch.workers)  # complains of workers that the settings do not fit
         require_room(launch.workers)
         simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
