@@ -130,10 +130,14 @@ def test_many_spellings_are_read(kind, text, expected):
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        (fs.Codec, "two_bits", "unknown codec 'two_bits'; known: float16, "),
+        (fs.Codec, "two_bits", "unknown codec 'two_bits'; did you mean 'one_bit'? known: "),
         (fs.Codec, "top_k", "'ratio' of top_k must be given: codec=top_k(ratio=…)"),
         (fs.Codec, "top_k(1, 2)", "'codec' must give top_k at most 1 values (got 'top_k(1, 2)')"),
-        (fs.Codec, "top_k(rate=1)", "unknown field of top_k 'rate'; known: ratio"),
+        (
+            fs.Codec,
+            "top_k(rate=1)",
+            "unknown field of top_k 'rate'; did you mean 'ratio'? known: ratio",
+        ),
         (fs.Codec, "top_k(0.5, ratio=0.5)", "'codec' must be a codec such as one_bit"),
         (fs.Codec, "top_k(ratio=lots)", "'ratio' must be a number (got 'lots')"),
         (fs.Codec, "top_k(ratio=True)", "'ratio' must be a number (got True)"),
@@ -154,7 +158,7 @@ def test_many_spellings_are_read(kind, text, expected):
         (fs.Network, "link(0.1, 1)", "unknown network 'link'; known: "),
         (fs.Compute, "compute(slow={3: fast})", "'slow' must be a number (got 'fast')"),
         (fs.Compute, "compute(slow={**x})", "'slow' must be a number (got 'x')"),
-        (fs.OptimizerSpec, "moon", "unknown optimizer 'moon'; known: adadelta, "),
+        (fs.OptimizerSpec, "moon", "unknown optimizer 'moon'; did you mean 'muon'? known: "),
         (fs.OptimizerSpec, "adam(betas=0.9)", "'betas' must be 2 values (got (0.9,))"),
         (fs.OptimizerSpec, "two_stage(sgd, adam)", "'warmup_epochs' of two_stage must be given"),
     ],

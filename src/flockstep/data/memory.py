@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from flockstep.fields import require, require_tensor
+from flockstep.fields import require
 
 Prepare = Callable[..., tuple[Tensor, ...]]
 
@@ -40,7 +40,7 @@ class InMemory(TensorDataset):
         augment: Prepare | None = None,
     ) -> None:
         for tensor in tensors:
-            require_tensor("tensors", tensor)
+            require(isinstance(tensor, Tensor), "tensors", "be tensors", tensor)
             require(tensor.ndim > 0, "tensors", "have samples along the first dimension", tensor)
         lengths = [len(tensor) for tensor in tensors]
         require(len(set(lengths)) == 1, "tensors", "be one or more, of equal length", lengths)

@@ -70,11 +70,12 @@ class Task:
     def __post_init__(self) -> None:
         is_name = isinstance(self.name, str) and self.name.strip() != ""
         require(is_name, "name", "be a text that is not empty", self.name)
-        for field in ("model", "optimizer", "loss", "metric"):
+        for field in ("loss", "metric"):
             require(callable(getattr(self, field)), field, "be callable", getattr(self, field))
-        makes = not isinstance(self.model, nn.Module)
-        rule = "be a class, or a function that makes a model: every worker needs its own"
-        require(makes, "model", rule, self.model)
+        for field in ("model", "optimizer"):
+            value = getattr(self, field)
+            rule = f"be a function that makes one, not the {field} itself: each worker has its own"
+            require(callable(value) and not isinstance(value, nn.Module), field, rule, value)
         self._check_batch()
         require_integer("epochs", self.epochs, 1)
         if isinstance(self.validation, int | float):
@@ -90,7 +91,7 @@ class Task:
             require_integer("batch_size", self.batch_size, 1)
             return
         require_integer("global_batch", self.global_batch, 1)
-        rule = f"be left out where 'global_batch' is given, {self.global_batch}"
+        rule = f"be None where 'global_batch' is given, {self.global_batch}"
         require(self.batch_size is None, "batch_size", rule, self.batch_size)
 
     def batch_size_for(self, workers: int) -> int | GlobalBatch:
