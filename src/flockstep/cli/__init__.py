@@ -30,7 +30,7 @@ for command in (run, demo, inspect, list_names, data):
 def main() -> NoReturn:
     """Run the command; what goes wrong on purpose is one line on stderr."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="flockstep", standalone_mode=False)
     except FlockstepError as error:
         click.echo(f"flockstep: {error}", err=True)
         sys.exit(1)

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from flockstep.data import GlobalBatch, in_order, is_stream, source_of
 from flockstep.device import on_device
-from flockstep.errors import UnknownName, own_code_error, unknown_name
+from flockstep.errors import FlockstepError, UnknownName, own_code_error, unknown_name
 from flockstep.fields import number_in, require, require_integer, require_model
 from flockstep.randomness import Purpose, numpy_stream
 from flockstep.schedules import Schedule
@@ -102,6 +102,12 @@ class Task:
         each, rest = divmod(self.global_batch, workers)
         return GlobalBatch(self.global_batch) if rest or not each else each
 
+    def make_model(self) -> nn.Module:
+        """A fresh model; complains of what is none."""
+        model = self.model()
+        require_model(model)
+        return model
+
     def check(self) -> nn.Module:
         """Complain of a model that cannot be trained, of data that do not fit it, and of scores
         that are no numbers, before any worker starts. Returns the model that was tried.
@@ -110,9 +116,11 @@ class Task:
             model = self.make_model()
             trainable = any(parameter.requires_grad for parameter in model.parameters())
             require(trainable, "model", "have a trainable parameter", type(model).__name__)
-            if isinstance(self.loss, SmoothedLoss) or self.loss in CROSS_ENTROPIES:
+            is_known = isinstance(self.loss, SmoothedLoss) or self.loss in CROSS_ENTROPIES
+            if is_known:
                 self._check_labels(model)
-            self._check_scores(model)
+            if not is_known or self.metric is not classification_accuracy:
+                self._try_scores(model)
         return model
 
     def _check_labels(self, model: nn.Module) -> None:
@@ -125,24 +133,20 @@ class Task:
                     model, data, field, self.loss is token_loss, takes_probabilities=not is_counted
                 )
 
-    def _check_scores(self, model: nn.Module) -> None:
-        """Try a loss or a metric of one's own on the first batch of the evaluation."""
-        is_known = self.loss in CROSS_ENTROPIES and self.metric is classification_accuracy
-        if is_known or is_stream(self.test):  # to look into a stream might use it up
-            return
-        batch, _ = next(in_order(self.test, EVALUATION_BATCH), (None, 0))
-        require(batch is not None, "test", "have at least one sample", 0)
+    def _try_scores(self, model: nn.Module) -> None:
+        """A loss or a metric of one's own, on the first batch that looks will be scored on."""
+        if is_stream(self.watched):
+            return  # to look into a stream might use it up
+        batch, _ = next(in_order(self.watched, EVALUATION_BATCH), (None, 0))
+        field = "test" if self.validation is None else "validation"
+        require(batch is not None, field, "have at least one sample", 0)
         model.eval()
         try:
             self._scores_of(model, batch)
+        except FlockstepError:
+            raise
         except Exception as error:
             raise own_code_error(f"task {self.name!r}", error) from error
-
-    def make_model(self) -> nn.Module:
-        """A fresh model, if it is one."""
-        model = self.model()
-        require_model(model)
-        return model
 
     def loaded(self) -> Task:
         """The same task with its data in memory, and the validation data apart from the others."""
@@ -236,6 +240,14 @@ def classification_accuracy(model: nn.Module, batch: Any) -> float:
 CROSS_ENTROPIES = (classification_loss, token_loss)
 
 
+def split_task_name(name: str) -> tuple[str, str]:
+    """`package.module` and `task` of `package.module:task`."""
+    module, _, attribute = name.partition(":")
+    is_named = all(part.isidentifier() for part in (*module.split("."), attribute))
+    require(is_named, "task", "be a name, or package.module:task", name)
+    return module, attribute
+
+
 def find_task(name: str, known: dict[str, Task]) -> Task:
     """A built-in task by name, or the object behind `package.module:attribute`."""
     require(isinstance(name, str), "task", "be a name, or package.module:task", name)
@@ -243,9 +255,7 @@ def find_task(name: str, known: dict[str, Task]) -> Task:
         return known[name]
     if ":" not in name:
         raise unknown_name("task", name, [*known, "package.module:task"])
-    module, _, attribute = name.partition(":")
-    named = all(part.isidentifier() for part in (*module.split("."), attribute))
-    require(named, "task", "be a name, or package.module:task", name)
+    module, attribute = split_task_name(name)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
