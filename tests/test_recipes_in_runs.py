@@ -180,7 +180,7 @@ def test_every_assignment_has_the_same_budget_and_is_evaluated_equally_often(ass
 
 
 def test_the_batch_of_all_is_divided_among_the_workers():
-    shared = task(global_batch=12)
+    shared = task(global_batch=12, batch_size=None)
     for workers, batch in ((1, 12), (2, 6), (4, 3), (5, fs.GlobalBatch(12))):
         assert shared.batch_size_for(workers) == batch
     with pytest.raises(fs.InvalidField, match="24"):

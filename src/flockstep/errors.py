@@ -17,6 +17,7 @@ FlockstepError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class FlockstepError(Exception):
@@ -91,19 +92,49 @@ class CheckpointError(FlockstepError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
-    """The error for `name`, with every name that would have worked."""
-    return UnknownName(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+    """The error for `name`, with the one that was probably meant, and every name that would have
+    worked.
+    """
+    names = sorted(known)
+    hint = did_you_mean(name, names)
+    return UnknownName(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'wan-100m'? `, or nothing where no name is near."""
+    near = nearest(name, known)
+    return "" if near is None else f"did you mean {near!r}? "
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The name that is most like `name`, in small or capital letters; None where none is alike."""
+    by_letters = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), by_letters, n=1, cutoff=likeness)
+    return by_letters[found[0]] if found else None
+
+
+def plain_spelling(name: str) -> str:
+    """What all spellings of a name have in common: LocalSGD, local_sgd and local-sgd are one."""
+    return name.replace("_", "").replace("-", "").lower()
 
 
 def worker_error(rank: int, error: BaseException) -> FlockstepError:
-    """What `launch` raises when the program of `rank` raised `error`.
+    """What `launch` raises when the program of `rank` raised `error`."""
+    combined = own_code_error(f"rank {rank}", error)
+    if isinstance(combined, WorkerError):
+        combined.rank = rank
+    return combined
+
+
+def own_code_error(whose: str, error: BaseException) -> FlockstepError:
+    """What is raised where code of the user's own raised `error`: `rank 3 raised ValueError: …`.
 
     The new error is of the old error's type too, so `except ValueError` around a launch catches
     what it would catch around a plain call. Errors of this library name the rank themselves and
     stay as they are."""
     if isinstance(error, FlockstepError):
         return error
-    message = f"rank {rank} raised {type(error).__name__}: {error}"
+    message = f"{whose} raised {type(error).__name__}: {error}"
     combined = WorkerError(message)
     if isinstance(error, Exception):  # SystemExit must not end the caller
         try:
@@ -112,7 +143,6 @@ def worker_error(rank: int, error: BaseException) -> FlockstepError:
             # A class may forbid subclasses in any way: the plain WorkerError says all.
             combined = WorkerError(message)
         combined.__dict__.update(error.__dict__)
-    combined.rank = rank
     combined.__cause__ = error
     return combined
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from flockstep.errors import InvalidField
+from flockstep.errors import InvalidField, plain_spelling, unknown_name
 
 TYPE_NAMES = {
     types.NoneType: "none",
@@ -26,11 +28,13 @@ LONGEST_SHOWN = 300  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value as messages have it: the middle of a long one is left out."""
+    """A value as messages have it: on one line, and the middle of a long one is left out."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no number of more than some thousand digits
         return "one of too many digits"
+    if "\n" in text:  # as of a tensor or a model
+        text = " ".join(text.split())
     half = LONGEST_SHOWN // 2
     return text if len(text) <= LONGEST_SHOWN else f"{text[:half]}…{text[-half:]}"
 
@@ -83,12 +87,63 @@ def require_choice(field: str, value: object, choices: Collection[object]) -> No
     require(value in choices, field, "be one of " + ", ".join(map(repr, choices)), value)
 
 
+def require_name(kind: str, name: object, known: Collection[str]) -> None:
+    """A name that is among the known ones."""
+    if not isinstance(name, str):
+        raise InvalidField(f"{kind!r} must be a name such as {min(known)!r} (got {shown(name)})")
+    if name not in known:
+        raise unknown_name(kind, name, known)
+
+
+def known_spelling(kind: str, name: str, known: Collection[str]) -> str:
+    """The known name that is meant: `LocalSGD`, the name of a class, is `local_sgd`, too."""
+    for each in known:
+        if isinstance(name, str) and plain_spelling(each) == plain_spelling(name):
+            return each
+    require_name(kind, name, known)
+    return name
+
+
 def require_flag(field: str, value: object) -> None:
     require(isinstance(value, bool), field, "be True or False", value)
 
 
 def require_tensor(field: str, value: object) -> None:
     require(isinstance(value, Tensor), field, "be a tensor", value)
+
+
+def require_path(field: str, value: object) -> None:
+    require(isinstance(value, str | os.PathLike), field, "be a path", value)
+
+
+def require_model(value: object) -> None:
+    """A model whose parameters are there."""
+    if not isinstance(value, nn.Module):
+        rule = "be an nn.Module, not a class or a function"
+        raise InvalidField(f"'model' must {rule} (got {shown(value)})")
+    lazy = [name for name, parameter in value.named_parameters() if is_lazy(parameter)]
+    rule = "have parameters with shapes: put a batch through a lazy model where it is made"
+    require(not lazy, "model", rule, f"{type(value).__name__} with {', '.join(lazy)}")
+
+
+def require_optimizer(value: object) -> None:
+    """An optimizer that was made, of whatever class."""
+    is_one = hasattr(value, "param_groups") and hasattr(value, "step")
+    require(is_one, "optimizer", "be a torch optimizer, made of the parameters", value)
+
+
+def number_in(field: str, value: Any) -> float:
+    """A number as it is, or that in a tensor of one."""
+    if isinstance(value, Tensor):
+        got = f"a tensor of shape {tuple(value.shape)}"
+        require(value.numel() == 1, field, "be one number", got)
+        return float(value.item())
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise InvalidField(f"{field!r} must be one number (got {shown(value)})")
 
 
 def require_rate(field: str, value: float | Tensor) -> None:
@@ -108,14 +163,6 @@ def require_marks(field: str, value: object) -> None:
     require(
         len(numbers) == len(marks) and all(a < b for a, b in pairwise(numbers)), field, rule, value
     )
-
-
-def spelling_of(name: str, known: Iterable[str]) -> str | None:
-    """The known name that this one spells, as a name of a class or not: `SyncSGD` and `sync_sgd`
-    are one.
-    """
-    spelt = {each.replace("_", "").lower(): each for each in known}
-    return spelt.get(name.replace("_", "").lower())
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flockstep.errors import FlockstepError
-from flockstep.fields import require
+from flockstep.fields import require, require_model
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 
@@ -26,6 +26,7 @@ class FlatModel:
     """
 
     def __init__(self, model: nn.Module, allocate: Allocate) -> None:
+        require_model(model)
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._known = {id(p) for p in model.parameters()}

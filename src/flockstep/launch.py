@@ -15,8 +15,7 @@ from flockstep.backends import (
     Torchrun,
     Watcher,
 )
-from flockstep.errors import unknown_name
-from flockstep.fields import require
+from flockstep.fields import require, require_name
 from flockstep.network import Network
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -33,8 +32,8 @@ def launch(
     backend: str | Backend = "sim",
     *,
     seed: int = 0,
-    network: Network | None = None,
-    compute: Compute | None = None,
+    network: Network | str | None = None,
+    compute: Compute | float | None = None,
     lanes: int | None = None,
     on_failure: str = "stop",
     watch: Watcher | None = None,
@@ -48,8 +47,8 @@ def launch(
             "torchrun" (the processes that torchrun has started), "ray" (actors of a Ray cluster),
             or a backend object.
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
-        network, compute, lanes: the simulator's links, step times, and how many workers compute
-            side by side.
+        network, compute, lanes: the simulator's links, or the name of a preset; its step times, or
+            seconds; and how many workers compute side by side.
         on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
             "continue": when a worker's process dies, the others go on, and its place in the list
             holds a `WorkerLost`; if nobody is left, the last one is raised. A program that raises
@@ -59,6 +58,7 @@ def launch(
     Example:
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
+    require(callable(program), "program", "be callable", program)
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
     return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch))
 
@@ -71,8 +71,7 @@ def make_backend(backend: str | Backend, **options: Any) -> Backend:
     if isinstance(backend, Backend):
         require(not given, next(iter(given), ""), "be set on the backend object", backend)
         return backend
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
+    require_name("backend", backend, BACKENDS)
     if backend != "sim":
         for name, value in given.items():
             require(False, name, "be left out with a backend other than 'sim'", value)

@@ -34,22 +34,15 @@ from flockstep.data import (
     Sampling,
     find_assignment,
 )
-from flockstep.errors import InvalidField, SpecError, UnknownName, unknown_name
-from flockstep.fields import (
-    fitted,
-    is_mapping,
-    kinds_of,
-    require,
-    shown,
-    spelling_of,
-    type_names,
-)
+from flockstep.errors import InvalidField, SpecError, UnknownName, plain_spelling, unknown_name
+from flockstep.fields import fitted, is_mapping, kinds_of, require, shown, type_names
 from flockstep.network import PRESETS, Link, Network, is_own_network
 from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimizer
 from flockstep.schedules import Product, Schedule, find_schedule
 from flockstep.strategies import Strategy, find_strategy
 from flockstep.units import is_quantity, read_seconds
 
+NAME_WITH_HYPHENS = re.compile(r"[A-Za-z]\w*(-\w+)+")  # such as a preset's
 # Names that stand for values, where a field takes such values.
 WORDS: dict[str, Any] = {"true": True, "false": False, "inf": math.inf, "nan": math.nan}
 
@@ -57,7 +50,7 @@ WORDS: dict[str, Any] = {"true": True, "false": False, "inf": math.inf, "nan": m
 @dataclass(frozen=True)
 class Kind:
     """A kind of spec: how its classes are found by name, what to say to who gives something else,
-    and values with names of their own.
+    values with names of their own, and what a number alone means.
     """
 
     find: Callable[[str], Any]
@@ -66,17 +59,18 @@ class Kind:
     # A spec from a text that is shorter than a call; None for texts of another form.
     shorthand: Callable[[str, str], Any] = lambda field, text: None
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    of_number: Callable[[float], Any] | None = None
 
 
 def _finder(kind: str, *classes: type, names: Iterable[str] = ()) -> Callable[[str], type]:
-    """Finds classes that are not in a table of their own, by their names in lower case."""
+    """Finds classes that are not in a table of their own, by their names in any spelling."""
     known = {_name_of(each): each for each in classes}
 
     def find(name: str) -> type:
-        found = spelling_of(name, known)
-        if found is None:
-            raise unknown_name(kind, name, [*names, *known])
-        return known[found]
+        for each, spec_class in known.items():
+            if plain_spelling(each) == plain_spelling(name):
+                return spec_class
+        raise unknown_name(kind, name, [*names, *known])
 
     return find
 
@@ -142,10 +136,11 @@ KINDS: dict[type, Kind] = {
     ),
     Compute: Kind(
         _finder("compute", Compute, names=["measured"]),
-        "be measured, a time such as 20ms, or compute(seconds=0.02, jitter=0.1)",
-        "be one such as fs.Compute(seconds=0.02)",
+        "be a time such as 20ms or 0.02, measured, or compute(seconds=0.02, jitter=0.1)",
+        "be seconds, or one such as fs.Compute(seconds=0.02)",
         _step_time,
         {"measured": Compute.measured()},
+        Compute.read,
     ),
     OptimizerSpec: Kind(
         find_optimizer,
@@ -395,6 +390,9 @@ def as_spec(field: str, value: Any, hint: Any) -> Any:
         return fitted(field, value, hint)
     if isinstance(value, str):
         return read(kind, value, field)
+    of_number = KINDS[kind].of_number
+    if of_number is not None and type(value) in (int, float):
+        return of_number(value)
     others = tuple(each for each in kinds_of(hint) if isinstance(each, type))
     is_plain = isinstance(value, others) and not isinstance(value, bool)
     require(isinstance(value, kind) or is_plain, field, KINDS[kind].rule, value)
@@ -426,6 +424,9 @@ def read_settings(settings: Sequence[str]) -> dict[str, str]:
         key, equals, text = setting.partition("=")
         if not equals:
             raise InvalidField(f"'--set' must be FIELD=VALUE (got {shown(setting)})")
+        if key in values:
+            both = f"{key}={values[key]} and {key}={text}"
+            raise InvalidField(f"'--set {key}' must not be given twice (got {both})")
         values[key] = text
     return values
 
@@ -456,12 +457,14 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _read(field: str, text: str, kind: type) -> Any:
-    named = KINDS[kind].named
-    if text.strip() in named:
-        return named[text.strip()]
+    named, name = KINDS[kind].named, text.strip()
+    if name in named:
+        return named[name]
     brief = KINDS[kind].shorthand(field, text)
     if brief is not None:
         return brief
+    if named and NAME_WITH_HYPHENS.fullmatch(name):  # to Python it would be a difference
+        raise unknown_name(kind.__name__.lower(), name, named)
     return _spec(field, text, _parsed(text), kind)
 
 
@@ -470,6 +473,9 @@ def _spec(field: str, whole: str, node: ast.expr, kind: type) -> Any:
         return _read(field, node.value, kind)
     if isinstance(node, ast.Name) and node.id in KINDS[kind].named:
         return KINDS[kind].named[node.id]
+    of_number = KINDS[kind].of_number
+    if of_number is not None and _is_number(node):
+        return of_number(ast.literal_eval(node))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and kind is Schedule:
         return _spec(field, whole, node.left, kind) * _spec(field, whole, node.right, kind)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from flockstep.backends import Backend, Simulator
 from flockstep.errors import FlockstepError, InvalidField, ResultError, SpecError
+from flockstep.fields import require, require_path
 from flockstep.folders import empty_folders_removed, is_there
 from flockstep.notation import written
 from flockstep.spec import BUDGETS, RunSpec
@@ -164,7 +165,8 @@ class Result:
         try:
             return task.model_of(self._model_state)
         except RuntimeError as error:
-            message = f"the saved model does not fit task {task.name!r}: {error}"
+            reason = " ".join(str(error).split())
+            message = f"the saved model does not fit task {task.name!r}: {reason}"
             raise ResultError(message) from error
 
     def save(self, folder: str | Path) -> Path:
@@ -173,6 +175,7 @@ class Result:
         Warns before it takes the place of an earlier result; if the new one cannot be written, the
         earlier one stays. Of processes that launched the run together, that of rank 0 writes; in
         the others this does nothing."""
+        require_path("folder", folder)
         folder = Path(folder)
         if self._is_copy:
             return folder
@@ -252,11 +255,15 @@ def require_result_folder(folder: Path) -> None:
         ) from error
 
 
-def load_result(folder: str | Path, task: Task | None = None) -> Result:
+def load_result(folder: str | Path, task: str | Task | None = None) -> Result:
     """Read what `Result.save` wrote.
 
     The model is rebuilt by the task that the result names. A task that cannot be found by its name,
     because it was made in a script, must be given."""
+    require_path("folder", folder)
+    if isinstance(task, str):
+        task = find_task(task, TASKS)
+    require(task is None or isinstance(task, Task), "task", "be a name, or an fs.Task", task)
     folder = Path(folder)
     result = load_figures(folder)
     with _reading(folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -20,8 +19,16 @@ from torch.optim import Optimizer
 from flockstep.backends import ON_FAILURE, Backend, Compute, Simulator
 from flockstep.data import Assignment, BatchRule, Disjoint, Sampling
 from flockstep.device import DEVICES
-from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName
-from flockstep.fields import fitted, require, require_choice, require_integer, require_number
+from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName, did_you_mean
+from flockstep.fields import (
+    fitted,
+    require,
+    require_choice,
+    require_integer,
+    require_number,
+    require_optimizer,
+    require_path,
+)
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import Network
@@ -30,7 +37,7 @@ from flockstep.optimizers import OptimizerSpec
 from flockstep.randomness import require_seed
 from flockstep.schedules import Constant, Schedule
 from flockstep.strategies import Strategy
-from flockstep.tasks import TASKS, Task, find_task
+from flockstep.tasks import TASKS, Task, find_task, split_task_name
 
 VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
@@ -199,12 +206,12 @@ class RunSpec:
     def make_optimizer(self, task: Task, parameters: Iterable[Any]) -> Optimizer:
         """The optimizer of a worker: the spec's or the task's, with the spec's learning rate."""
         optimizer = self.optimizer or task.optimizer
-        if self.lr is None:
-            return optimizer(parameters)
-        if isinstance(optimizer, OptimizerSpec):
+        if isinstance(optimizer, OptimizerSpec) and self.lr is not None:
             return optimizer.with_lr(self.lr)(parameters)
         made = optimizer(parameters)
-        _scale_rates(made, self.lr)
+        require_optimizer(made)
+        if self.lr is not None:
+            _scale_rates(made, self.lr)
         return made
 
     # ---- Inside
@@ -291,6 +298,7 @@ _DEFAULTS = {each.name: each.default for each in dataclasses.fields(RunSpec)}
 
 def load_table(path: str | Path) -> dict[str, Any]:
     """The fields of the spec in a file, as they stand there. Errors name the file."""
+    require_path("path", path)
     path = Path(path)
     parsers = {".toml": _parsed_toml, ".json": _parsed_json}
     try:
@@ -321,8 +329,7 @@ def checked_table(table: Mapping[str, Any]) -> dict[str, Any]:
     require(is_read, "version", f"be {VERSION}: no other can be read here", version)
     for name in fields:
         if name not in _HINTS:
-            near = difflib.get_close_matches(name, _HINTS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, _HINTS)
             raise UnknownName(f"unknown field {name!r}; {hint}known: {', '.join(_HINTS)}")
     return fields
 
@@ -349,7 +356,9 @@ def overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 def _named(task: str | Task) -> str | Task:
     """The name of a task that its name gives back; else the task itself."""
     if isinstance(task, str):
-        if ":" not in task:  # a module is not loaded before it is needed
+        if ":" in task:
+            split_task_name(task)  # a module is not loaded before it is needed
+        else:
             find_task(task, TASKS)
         return task
     require(isinstance(task, Task), "task", "be a name, or an fs.Task", task)

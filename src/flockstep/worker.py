@@ -30,7 +30,7 @@ from flockstep.data import (
     plan_batches,
 )
 from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
-from flockstep.fields import require, require_integer
+from flockstep.fields import number_in, require, require_integer, require_optimizer
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
@@ -71,6 +71,10 @@ class Worker:
         strategy: Strategy[Any],
         schedule: Schedule | None = None,
     ) -> None:
+        require(isinstance(comm, Comm), "comm", "be what a launched program is given", comm)
+        require_optimizer(optimizer)
+        rule = "be a strategy such as fs.LocalSGD(period=8)"
+        require(isinstance(strategy, Strategy), "strategy", rule, strategy)
         require(
             schedule is None or isinstance(schedule, Schedule),
             "schedule",
@@ -209,7 +213,7 @@ class Worker:
         step.
         """
         self._require_untouched()
-        self._record(loss.item() if isinstance(loss, Tensor) else loss, accuracy)
+        self._record(number_in("loss", loss), accuracy)
         self.comm.elapse(times=self.course.relative_size)
         self.flat.collect_gradients()
         if self.course.weight != 1:

@@ -85,7 +85,10 @@ def test_a_simulators_network_may_be_the_name_of_a_preset():
             r"'network' must be one such as fs.Network.preset\('wan-100m'\) \(got 3\)",
         ),
         ({"network": fs.Link(0.1, 1e6)}, r"'network' must be one such as .*\(got Link\(.*\)\)"),
-        ({"compute": 0.1}, r"'compute' must be one such as fs.Compute\(seconds=0.02\) \(got 0.1\)"),
+        (
+            {"compute": "fast"},
+            r"'compute' must be seconds, or one such as fs.Compute\(seconds=0.02\) \(got 'fast'\)",
+        ),
     ],
 )
 def test_what_is_no_network_or_no_compute_is_refused(options, message):

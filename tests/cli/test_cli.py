@@ -62,9 +62,12 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
     [
         (
             ["run", "digits-mlp", "sync_sdg"],
-            "unknown strategy 'sync_sdg'; known: ad_psgd, adacomm, async_sgd, ",
+            "unknown strategy 'sync_sdg'; did you mean 'sync_sgd'? known: ad_psgd, adacomm, ",
         ),
-        (["run", "digits", "sync_sgd"], "unknown task 'digits'; known: cifar10-densenet40, "),
+        (
+            ["run", "digits", "sync_sgd"],
+            "unknown task 'digits'; did you mean 'digits-mlp'? known: cifar10-densenet40, ",
+        ),
         (
             ["run", "digits-mlp", "sync_sgd", "--backend", "moon"],
             "unknown backend 'moon'; known: local, ray, sim, torchrun",
@@ -88,7 +91,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "perod=3"],
-            "unknown field of local_sgd 'perod'; known: codec, momentum, period",
+            "unknown field of local_sgd 'perod'; did you mean 'period'? known: codec, momentum, ",
         ),
         (
             ["run", "digits-mlp", "local_sgd", "--set", "period"],
@@ -96,7 +99,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--set", "codec=two_bits"],
-            "unknown codec 'two_bits'; known: float16, int8, ",
+            "unknown codec 'two_bits'; did you mean 'one_bit'? known: float16, int8, ",
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k"],
@@ -114,7 +117,10 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
             ["run", "digits-mlp", "sync_sgd", "--set", "codec=(("],
             "'codec' must be a codec such as one_bit or top_k",
         ),
-        (["list", "strategy"], "unknown list 'strategy'; known: assignments, backends"),
+        (
+            ["list", "strategy"],
+            "unknown list 'strategy'; did you mean 'strategies'? known: assignments, backends",
+        ),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(refused, arguments, message):

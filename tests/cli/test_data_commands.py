@@ -261,7 +261,7 @@ def test_a_run_takes_assignment_order_and_schedule(flockstep):
         (["data", "show", "disjoint", "--out", "no/such/folder.png"],
          "'--out' must be a file that can be written"),
         (["data", "fetch", "imagenet"], "unknown data set 'imagenet'; known: cifar10, digits"),
-        (["inspect", "digits"], "unknown task 'digits'; known: cifar10-densenet40"),
+        (["inspect", "digits"], "unknown task 'digits'; did you mean 'digits-mlp'? known: "),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "coarse(3"],
             "'--assignment' must be an assignment such as disjoint or medium_coarse(copies=2) (got "
@@ -273,7 +273,7 @@ def test_a_run_takes_assignment_order_and_schedule(flockstep):
             "'cosine + cosine')",
         ),
         (["run", "digits-mlp", "sync_sgd", "--schedule", "sine"],
-         "unknown schedule 'sine'; known: constant, cosine"),
+         "unknown schedule 'sine'; did you mean 'cosine'? known: constant, cosine"),
         (
             ["run", "digits-mlp", "sync_sgd", "--schedule", "step_decay(at=half)"],
             "'at' must be numbers such as 0.5,0.75 (got 'half')",

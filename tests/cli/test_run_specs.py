@@ -148,7 +148,7 @@ def test_a_file_that_is_wrong_is_one_line_that_names_it(refused, tmp_path):
 def test_a_task_without_a_strategy_is_a_wrong_use(flockstep):
     done = flockstep("run", "digits-mlp")
     assert done.returncode == 2
-    assert "Missing argument 'STRATEGY'" in done.stderr
+    assert "flockstep: missing argument 'STRATEGY'" in done.stderr
 
 
 def test_a_target_that_is_missed_is_shown_as_such(flockstep):
@@ -189,7 +189,10 @@ def test_what_shows_only_when_a_file_is_run_names_the_file_too(refused, tmp_path
         ),
         (["sync_sgd", "--look-every", "5e-324 s"], "'look_every' must be an interval such as"),
         (["sync_sgd", "--compute", "compute(seconds=-1)"], "'seconds' of compute must be at least"),
-        (["sync_sgd", "--compute", "compute(slow={1: 2, 1: 3})"], "'--compute' must be measured"),
+        (
+            ["sync_sgd", "--compute", "compute(slow={1: 2, 1: 3})"],
+            "'--compute' must be a time such as 20ms or 0.02, measured",
+        ),
     ],
 )
 def test_odd_calls_are_one_clear_line(refused, call, message):

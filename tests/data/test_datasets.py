@@ -381,9 +381,9 @@ def test_the_files_of_cifar_are_looked_for_in_both_formats_and_layouts(tmp_path)
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
     message = message_of(fs.UnknownName, lambda: find_dataset("mnsit"))
-    assert (
-        message
-        == "unknown data set 'mnsit'; known: cifar10, digits, fashion-mnist, mnist, tinyshakespeare"
+    assert message == (
+        "unknown data set 'mnsit'; did you mean 'mnist'? "
+        "known: cifar10, digits, fashion-mnist, mnist, tinyshakespeare"
     )
 
 

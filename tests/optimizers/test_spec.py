@@ -85,11 +85,11 @@ def test_the_rate_can_be_set_and_left_open():
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("moon", {}, "unknown optimizer 'moon'; known: adadelta, "),
+        ("moon", {}, "unknown optimizer 'moon'; did you mean 'muon'? known: "),
         (3, {}, "'name' must be an optimizer's name such as 'adam' (got 3)"),
         ("lbfgs", {}, "'optimizer' must not be lbfgs: it needs a closure"),
         ("SparseAdam", {}, "'optimizer' must not be sparse_adam: it needs sparse gradients"),
-        ("sgd", {"momentun": 0.9}, "unknown field of sgd 'momentun'; known: dampening, "),
+        ("sgd", {"momentun": 0.9}, "unknown field of sgd 'momentun'; did you mean 'momentum'? "),
         ("sgd", {"params": []}, "unknown field of sgd 'params'; known: "),
         ("sgd", {"momentum": "0.9"}, "'momentum' must be a number (got '0.9')"),
         ("sgd", {"nesterov": 1}, "'nesterov' must be true or false (got 1)"),

@@ -196,9 +196,8 @@ def test_names_lead_to_schedules():
     with pytest.raises(UnknownName) as caught:
         find_schedule("sine")
     assert str(caught.value) == (
-        "unknown schedule 'sine'; known: constant, cosine, final_collapse, linear_scaling, "
-        "polynomial, step_decay, "
-        "warmup"
+        "unknown schedule 'sine'; did you mean 'cosine'? known: constant, cosine, final_collapse, "
+        "linear_scaling, polynomial, step_decay, warmup"
     )
 
 

@@ -189,7 +189,7 @@ def test_the_last_ones_are_kept(tmp_path):
     assert not list(tmp_path.rglob(".part*"))
 
 
-# --- what a folder may hold besides ----------------------------------------------------------------
+# --- what a folder may hold besides ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_a_disk_that_is_full_is_said(tmp_path):
         fs.run(spec, checkpoint=folder, every="1 step")
 
 
-# --- another number of workers ---------------------------------------------------------------------
+# --- another number of workers --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [2, 8])
@@ -300,7 +300,7 @@ def test_others_are_refused_in_one_line(strategy, tmp_path):
     assert "\n" not in str(said.value)
 
 
-# --- a loop of one's own ---------------------------------------------------------------------------
+# --- a loop of one's own --------------------------------------------------------------------------
 
 
 def own_loop(comm, strategy, folder, save=(), stop=None, epochs=3):
@@ -413,7 +413,7 @@ def test_extras_must_be_data(tmp_path):
         fs.launch(program, 2)
 
 
-# --- processes -------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 processes = pytest.mark.cluster
 

@@ -432,7 +432,7 @@ def test_looks_are_scored_on_validation_data_and_the_test_data_are_seen_once():
     assert len(result.history) == 4
     held_out = round(0.25 * 1437)
     assert seen.count(360) == 1  # the test data
-    assert seen.count(held_out) == 4
+    assert seen.count(held_out) == 5  # tried once before workers start, then at every look
     assert result.metrics["samples"] == 4 * (1437 - held_out)
     assert result.history[-1].accuracy != result.metrics["test_accuracy"]
 

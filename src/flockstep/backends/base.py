@@ -52,6 +52,7 @@ class Launch:
         require_integer("workers", self.workers, 1)
         require_seed(self.seed)
         require_choice("on_failure", self.on_failure, ON_FAILURE)
+        require(self.watch is None or callable(self.watch), "watch", "be callable", self.watch)
 
 
 class Stopped(BaseException):

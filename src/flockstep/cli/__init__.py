@@ -6,7 +6,9 @@ import sys
 from typing import NoReturn
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
+from flockstep.cli.commands import CommandGroup, usage_line
 from flockstep.cli.data import data
 from flockstep.cli.demo import demo
 from flockstep.cli.inspect import inspect
@@ -16,7 +18,7 @@ from flockstep.cli.show import show
 from flockstep.errors import FlockstepError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flockstep")
 def cli() -> None:
     """Train one PyTorch model on many workers that do not march in lockstep."""
@@ -29,12 +31,15 @@ for command in (run, show, demo, inspect, list_names, data):
 def main() -> NoReturn:
     """Run the command; what goes wrong on purpose is one line on stderr."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="flockstep", standalone_mode=False)
     except FlockstepError as error:
         click.echo(f"flockstep: {error}", err=True)
         sys.exit(1)
-    except click.ClickException as error:
+    except NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"flockstep: {usage_line(error)}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("flockstep: interrupted", err=True)

@@ -16,6 +16,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from flockstep.cli.commands import CommandGroup
 from flockstep.data import Assignment, Overlap, find_dataset, folders, overlap_of
 from flockstep.data import fetch as download
 from flockstep.notation import read_settings, read_with_settings
@@ -25,7 +26,7 @@ SAMPLES_A_WORKER = 60
 MOST_SAMPLES = 20_000
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Fetch data sets, and see which worker would hold which samples."""
 

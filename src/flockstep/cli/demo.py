@@ -13,8 +13,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from flockstep.backends import Backend, Compute, LocalProcesses, Simulator
+from flockstep.fields import require_integer
 from flockstep.network import Network
 from flockstep.notation import written
+from flockstep.randomness import require_seed
 from flockstep.result import Result, as_json
 from flockstep.strategies import (
     ADPSGD,
@@ -132,4 +134,8 @@ def demo(workers: int, processes: int, epochs: int, seed: int, for_machines: boo
     flockstep demo
     flockstep demo --workers 64 --epochs 5 --json
     """
+    # Before the first of many runs, and by the names that were typed.
+    for flag, value in (("--workers", workers), ("--processes", processes), ("--epochs", epochs)):
+        require_integer(flag, value, 1)
+    require_seed(seed)
     compare(workers, processes, epochs, seed, for_machines)

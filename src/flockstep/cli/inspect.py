@@ -15,6 +15,7 @@ from rich.table import Table
 
 from flockstep.data import find_dataset, in_order
 from flockstep.device import on_device
+from flockstep.fields import require
 from flockstep.models import count_parameters, flops_per_sample
 from flockstep.tasks import TASKS, Task, find_task
 
@@ -39,7 +40,8 @@ def inspect_task(task: Task) -> dict[str, Any]:
     A built-in task is inspected without its data. Of another's data one sample is used.
     """
     with torch.random.fork_rng(devices=[]):
-        model = task.model()
+        model = task.make_model()
+    require(count_parameters(model) > 0, "model", "have parameters", type(model).__name__)
     example = (
         find_dataset(task.data).example()
         if task.data

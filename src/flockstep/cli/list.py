@@ -15,7 +15,7 @@ from rich.table import Table
 from flockstep.cli.inspect import summary
 from flockstep.codecs import CODECS
 from flockstep.data import ASSIGNMENTS, DATASETS
-from flockstep.errors import unknown_name
+from flockstep.fields import require_name
 from flockstep.launch import BACKENDS
 from flockstep.network import PRESETS
 from flockstep.notation import written
@@ -139,8 +139,8 @@ def list_names(what: str | None, as_json: bool) -> None:
     flockstep list
     flockstep list tasks
     """
-    if what is not None and what not in TABLES:
-        raise unknown_name("list", what, TABLES)
+    if what is not None:
+        require_name("list", what, TABLES)
     chosen = {name: rows() for name, rows in TABLES.items() if what in (None, name)}
     if as_json:
         click.echo(json.dumps(chosen))

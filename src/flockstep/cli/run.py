@@ -177,10 +177,10 @@ def make_run_spec(
         elif name in flags:
             changes[name] = read_value(f"--{name.replace('_', '-')}", flags[name], HINTS[name])
 
-    chosen = strategy or before.get("strategy")
+    chosen = before.get("strategy") if strategy is None else strategy
     if chosen is None:
         raise click.UsageError("Missing argument 'STRATEGY'.")
-    if strategy or settings:  # else that of the file stands
+    if strategy is not None or settings:  # else that of the file stands
         changes["strategy"] = make_strategy(chosen, settings)
 
     sampling = {name: flags[name] for name in SAMPLING_FLAGS if name in flags}

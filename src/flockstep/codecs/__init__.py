@@ -13,8 +13,7 @@ from flockstep.codecs.qsgd import QSGD
 from flockstep.codecs.random_k import RandomK
 from flockstep.codecs.threshold import Threshold
 from flockstep.codecs.top_k import TopK
-from flockstep.errors import unknown_name
-from flockstep.fields import spelling_of
+from flockstep.fields import known_spelling
 
 CODECS: dict[str, type[Codec]] = {
     codec.name: codec for codec in (Float16, Int8, OneBit, QSGD, Threshold, TopK, RandomK, PowerSGD)
@@ -37,8 +36,5 @@ __all__ = [
 
 
 def find_codec(name: str) -> type[Codec]:
-    """The class behind a name such as `top_k` or `TopK`."""
-    known = spelling_of(name, CODECS)
-    if known is None:
-        raise unknown_name("codec", name, CODECS)
-    return CODECS[known]
+    """The class behind a name such as `top_k`, or its own name."""
+    return CODECS[known_spelling("codec", name, CODECS)]

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flockstep.data.balanced_blocks import balanced_blocks
-from flockstep.errors import unknown_name
-from flockstep.fields import require, require_integer, spelling_of
+from flockstep.fields import known_spelling, require, require_integer
 from flockstep.randomness import Purpose, numpy_stream, require_seed
 
 Indices = NDArray[np.int64]
@@ -296,7 +295,4 @@ ASSIGNMENTS: dict[str, type[Assignment]] = {
 
 def find_assignment(name: str) -> type[Assignment]:
     """A scheme by its name on the command line, or by the name of its class."""
-    known = spelling_of(name, ASSIGNMENTS)
-    if known is None:
-        raise unknown_name("assignment", name, ASSIGNMENTS)
-    return ASSIGNMENTS[known]
+    return ASSIGNMENTS[known_spelling("assignment", name, ASSIGNMENTS)]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flockstep.data.timetable import BatchRule, Growing, Timetable
+from flockstep.data.timetable import BatchRule, Growing, Timetable, require_within
 from flockstep.fields import require, require_integer, require_marks, require_number
 
 
@@ -53,6 +53,7 @@ class BatchGrowth(BatchRule):
             )
 
     def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
+        require_within("initial", self.initial, samples)
         return Growing(held, samples, passes, self.size_at)
 
     def size_at(self, fraction: float) -> int:

@@ -26,8 +26,7 @@ from flockstep.data.files import (
     Form,
 )
 from flockstep.data.memory import InMemory
-from flockstep.errors import unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.fields import require, require_integer, require_name
 
 Pair = tuple[InMemory, InMemory]
 Roots = Sequence[Path] | None
@@ -352,8 +351,7 @@ DATASETS: dict[str, DataSet] = {
 
 def find_dataset(name: str) -> DataSet:
     """The data set of that name."""
-    if name not in DATASETS:
-        raise unknown_name("data set", name, DATASETS)
+    require_name("data set", name, DATASETS)
     return DATASETS[name]
 
 

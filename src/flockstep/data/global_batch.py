@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flockstep.data.timetable import BatchRule, Dealt, Steady, Timetable
+from flockstep.data.timetable import BatchRule, Dealt, Steady, Timetable, require_within
 from flockstep.fields import require, require_integer
 
 
@@ -35,5 +35,6 @@ class GlobalBatch(BatchRule):
     def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
         rule = f"be at least the number of workers, {len(held)}"
         require(self.size >= len(held), "global_batch", rule, self.size)
+        require_within("global_batch", self.size, samples)
         kind = Dealt if self.size % len(held) else Steady
         return kind(held, samples, passes, self.size)

@@ -39,6 +39,9 @@ class InMemory(TensorDataset):
         prepare: Prepare | None = None,
         augment: Prepare | None = None,
     ) -> None:
+        for tensor in tensors:
+            require(isinstance(tensor, Tensor), "tensors", "be tensors", tensor)
+            require(tensor.ndim > 0, "tensors", "have samples along the first dimension", tensor)
         lengths = [len(tensor) for tensor in tensors]
         require(len(set(lengths)) == 1, "tensors", "be one or more, of equal length", lengths)
         super().__init__(*tensors)

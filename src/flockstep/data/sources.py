@@ -56,6 +56,8 @@ def source_of(dataset: Any) -> Source:
         return _in_memory(
             list(dataset.values()), lambda parts: dict(zip(dataset, parts, strict=True))
         )
+    rule = f"{KINDS}, such as fs.dataset('mnist')[0]"
+    require(not isinstance(dataset, str | bytes), "dataset", rule, dataset)
     can_be_indexed = (
         hasattr(dataset, "__len__")
         and hasattr(dataset, "__getitem__")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flockstep.fields import require
+
 
 class BatchRule(ABC):
     """Base class: a batch size that is not one number for every worker and step. Children are
@@ -210,12 +212,18 @@ class Growing(Timetable):
         return began + math.ceil((epoch - whole) * (self._ends[whole] - began))
 
 
+def require_within(field: str, size: int, samples: int) -> None:
+    """A batch that there are samples for."""
+    require(size <= samples, field, f"be at most the number of samples, {samples}", size)
+
+
 @functools.lru_cache(maxsize=8)  # a thousand simulated workers ask for the same
 def timetable(held: tuple[int, ...], samples: int, passes: int, batch_size: BatchSize) -> Timetable:
     """The timetable of `passes` passes over the samples that each worker holds, of `samples` in
     all.
     """
     if isinstance(batch_size, int):
+        require_within("batch_size", batch_size, samples)
         return Steady(held, samples, passes, batch_size * len(held))
     return batch_size.timetable(held, samples, passes)
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flockstep.errors import InvalidField
-from flockstep.fields import require
+from flockstep.fields import require, require_model
 
 Shape = Sequence[int]
 
@@ -26,9 +26,7 @@ def count_parameters(model: nn.Module) -> int:
     """The number of parameters, trained and frozen; one that the model uses in several places
     counts once.
     """
-    require(
-        isinstance(model, nn.Module), "model", "be an nn.Module, not a class or a function", model
-    )
+    require_model(model)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -49,9 +47,7 @@ def flops_per_sample(model: nn.Module, example: Any) -> float:
             list that starts with it, as data sets give batches; or a mapping of keyword arguments,
             whose first tensor tells the number of samples.
     """
-    require(
-        isinstance(model, nn.Module), "model", "be an nn.Module, not a class or a function", model
-    )
+    require_model(model)
     arguments, keywords = _call_of(example)
     shapes = [
         tuple(part.shape) for part in (*arguments, *keywords.values()) if isinstance(part, Tensor)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from flockstep.data import in_order
+from flockstep.data import in_order, is_stream, source_of
 from flockstep.device import on_device, through
-from flockstep.fields import require_integer
+from flockstep.fields import require_integer, require_model
 
 
 @torch.no_grad()
@@ -24,7 +24,10 @@ def recalibrate(model: nn.Module, data: Any, batch_size: int = 1024) -> nn.Modul
     Example:
         model = fs.recalibrate(worker.finish(), training_data)
     """
+    require_model(model)
     require_integer("batch_size", batch_size, 1)
+    if not is_stream(data):
+        source_of(data)  # complains of what is no data set, even where nothing is to be computed
     normed = [
         layer
         for layer in model.modules()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flockstep.errors import InvalidField, unknown_name
-from flockstep.fields import require, require_integer, require_number, shown
+from flockstep.fields import require, require_integer, require_name, require_number, shown
 from flockstep.units import read_bytes_per_second, read_seconds, shown_seconds, shown_speed
 
 
@@ -42,7 +42,7 @@ class Network(Link):
 
     With `inside` and `household_size`, ranks 0 … G−1 are the first household, G … 2G−1 the second,
     and so on. A call among workers of one household runs on `inside`; every other call runs on the
-    outer link.
+    outer link. `inside` may be the name of a preset.
 
         fs.Network(latency_seconds=1e-4, bytes_per_second=125e6)
         fs.Network(1e-2, 12.5e6, inside=fs.Network.preset("lan-10g"), household_size=8)
@@ -55,6 +55,8 @@ class Network(Link):
         super().__post_init__()
         together = (self.inside is None) == (self.household_size is None)
         require(together, "household_size", "be given together with 'inside'", self.household_size)
+        if isinstance(self.inside, str):
+            object.__setattr__(self, "inside", Network.preset(self.inside))
         if self.inside is not None:
             rule = "be a link such as fs.Network.preset('lan-10g')"
             require(isinstance(self.inside, Link), "inside", rule, self.inside)
@@ -64,8 +66,7 @@ class Network(Link):
     @classmethod
     def preset(cls, name: str) -> Network:
         """A named network: nominal figures of a class of hardware, not a measurement of any."""
-        if name not in PRESETS:
-            raise unknown_name("network", name, PRESETS)
+        require_name("network", name, PRESETS)
         return PRESETS[name]
 
     @classmethod
@@ -79,6 +80,13 @@ class Network(Link):
         if self.inside is None:
             return words
         return f"{words}; {self.inside.in_words()} inside households of {self.household_size}"
+
+    def require_workers(self, workers: int) -> None:
+        """Complain of households that are not equal. A worker that is alone needs no network."""
+        size = self.household_size
+        if size is not None and workers > 1:
+            rule = f"divide the number of workers, {workers}"
+            require(workers % size == 0, "household_size", rule, size)
 
     def between(self, ranks: Sequence[int]) -> Link:
         """The link that a call among `ranks` runs on: that of the slowest pair."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flockstep.errors import InvalidField, unknown_name
-from flockstep.fields import fitted, require, require_rate, spelling_of
+from flockstep.errors import InvalidField, plain_spelling, unknown_name
+from flockstep.fields import fitted, known_spelling, require, require_rate
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
 from flockstep.optimizers.matrix_decay import adamw_on_matrices
@@ -145,13 +145,10 @@ class OptimizerSpec:
 def find_optimizer(name: str) -> str:
     """The name in the table for one in any spelling: `AdamW` and `adam_w` are `adamw`."""
     require(isinstance(name, str), "name", "be an optimizer's name such as 'adam'", name)
-    unfit = spelling_of(name, UNFIT)
-    if unfit is not None:
-        raise InvalidField(f"'optimizer' must not be {unfit}: {UNFIT[unfit]} (got {name!r})")
-    known = spelling_of(name, OPTIMIZERS)
-    if known is None:
-        raise unknown_name("optimizer", name, OPTIMIZERS)
-    return known
+    for known, reason in UNFIT.items():
+        if plain_spelling(known) == plain_spelling(name):
+            raise InvalidField(f"'optimizer' must not be {known}: {reason} (got {name!r})")
+    return known_spelling("optimizer", name, OPTIMIZERS)
 
 
 @functools.cache  # signatures do not change

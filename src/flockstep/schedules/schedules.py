@@ -11,8 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flockstep.errors import unknown_name
-from flockstep.fields import require, require_marks, require_number, spelling_of
+from flockstep.fields import known_spelling, require, require_marks, require_number
 from flockstep.schedules.progress import Progress
 
 MOST_FACTORS = 100  # of a product
@@ -308,11 +307,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def find_schedule(name: str) -> type[Schedule]:
-    """The class behind a name such as `step_decay` or `StepDecay`."""
-    known = spelling_of(name, SCHEDULES)
-    if known is None:
-        raise unknown_name("schedule", name, SCHEDULES)
-    return SCHEDULES[known]
+    """The class behind a name such as `step_decay`, or its own name."""
+    return SCHEDULES[known_spelling("schedule", name, SCHEDULES)]
 
 
 def _mix(low: float, high: float, share: float) -> float:

@@ -6,8 +6,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from flockstep.comm import handle
-from flockstep.errors import UnknownName, unknown_name
-from flockstep.fields import spelling_of
+from flockstep.errors import UnknownName
+from flockstep.fields import known_spelling
 from flockstep.strategies._state import load_state, read_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
@@ -104,18 +104,17 @@ __all__ = [
 
 
 def find_strategy(name: str) -> type[Strategy[Any]]:
-    """The class behind a name such as `local_sgd` or `LocalSGD`; also of packages that offer theirs
-    as entry points.
+    """The class behind a name such as `local_sgd`, or its own name; also of packages that offer
+    theirs as entry points.
     """
-    known = spelling_of(name, STRATEGIES)
-    if known is not None:
-        return STRATEGIES[known]
+    if name in STRATEGIES:
+        return STRATEGIES[name]
     offered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    known = spelling_of(name, offered)
-    if known is None:
-        raise unknown_name("strategy", name, [*STRATEGIES, *offered])
+    name = known_spelling("strategy", name, [*STRATEGIES, *offered])
+    if name in STRATEGIES:
+        return STRATEGIES[name]
     try:
-        found: type[Strategy[Any]] = offered[known].load()
+        found: type[Strategy[Any]] = offered[name].load()
     except (ImportError, AttributeError) as error:
         raise UnknownName(f"cannot load strategy {name!r}: {error}") from error
     return found

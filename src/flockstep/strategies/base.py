@@ -4,12 +4,11 @@ influence each other.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from flockstep.errors import InvalidField
+from flockstep.errors import InvalidField, nearest
 from flockstep.strategies._state import load_state, save_state
 
 if TYPE_CHECKING:
@@ -110,9 +109,9 @@ def _require_known_hooks(strategy: type[Strategy[Any]]) -> None:
     for name, value in vars(strategy).items():
         is_own = not name.startswith("_") and name not in HOOKS
         if is_own and (callable(value) or isinstance(value, property)):
-            near = get_close_matches(name, HOOKS, n=1, cutoff=0.87)
-            if near:
+            near = nearest(name, HOOKS, likeness=0.87)
+            if near is not None:
                 raise InvalidField(
                     f"{strategy.__name__}.{name} must have another name: it is no hook, and would "
-                    f"never be called. Did you mean {near[0]!r}? (got {name!r})"
+                    f"never be called. Did you mean {near!r}? (got {name!r})"
                 )

@@ -10,6 +10,7 @@ from flockstep.tasks.task import (
     classification_loss,
     find_task,
     mean_scores,
+    split_task_name,
     token_loss,
 )
 
@@ -21,6 +22,7 @@ __all__ = [
     "classification_loss",
     "find_task",
     "mean_scores",
+    "split_task_name",
     "task",
     "token_loss",
 ]

@@ -15,14 +15,15 @@ from torch.utils.data import Subset
 
 from flockstep.data import GlobalBatch, in_order, is_stream, source_of
 from flockstep.device import on_device
-from flockstep.errors import UnknownName, unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.errors import FlockstepError, UnknownName, own_code_error, unknown_name
+from flockstep.fields import number_in, require, require_integer, require_model
 from flockstep.randomness import Purpose, numpy_stream
 from flockstep.schedules import Schedule
 from flockstep.tasks.fit import require_fit
 from flockstep.tasks.label_smoothing import SmoothedLoss
 
 EVALUATION_BATCH = 1024
+DEFAULT_BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)  # data have no equality that is worth its time
@@ -37,7 +38,8 @@ class Task:
         loss: `loss(model, batch)` gives the mean loss of a batch, as a scalar tensor.
         train, test: data sets (as `Worker.batches` takes them), or functions that load them.
         metric: `metric(model, batch)` gives the mean score of a batch; accuracy, for a classifier.
-        batch_size, epochs: what a run uses unless told otherwise; the batch is that of one worker.
+        batch_size, epochs: what a run uses unless told otherwise; the batch is that of one worker,
+            32 if neither it nor global_batch is given.
         global_batch: in place of batch_size, the batch of all workers together, which a run divides
             among them.
         schedule: of the learning rate; None: it stays as it is.
@@ -60,7 +62,7 @@ class Task:
     train: Any
     test: Any
     metric: Callable[[nn.Module, Any], Tensor | float]
-    batch_size: int = 32
+    batch_size: int | None = None
     epochs: int = 5
     global_batch: int | None = None
     schedule: Schedule | None = None
@@ -69,12 +71,16 @@ class Task:
     metric_name: str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("model", "optimizer", "loss", "metric"):
+        is_name = isinstance(self.name, str) and self.name.strip() != ""
+        require(is_name, "name", "be a text that is not empty", self.name)
+        for field in ("loss", "metric"):
             require(callable(getattr(self, field)), field, "be callable", getattr(self, field))
-        require_integer("batch_size", self.batch_size, 1)
+        for field in ("model", "optimizer"):
+            value = getattr(self, field)
+            rule = f"be a function that makes one, not the {field} itself: each worker has its own"
+            require(callable(value) and not isinstance(value, nn.Module), field, rule, value)
+        self._check_batch()
         require_integer("epochs", self.epochs, 1)
-        if self.global_batch is not None:
-            require_integer("global_batch", self.global_batch, 1)
         if isinstance(self.validation, int | float):
             share = 0 < self.validation < 1
             require(share, "validation", "be above 0 and below 1, or a data set", self.validation)
@@ -85,24 +91,69 @@ class Task:
         )
         require(is_name, "metric_name", "be a text of one line", self.metric_name)
 
+    def _check_batch(self) -> None:
+        if self.global_batch is None:
+            if self.batch_size is None:
+                object.__setattr__(self, "batch_size", DEFAULT_BATCH)
+            require_integer("batch_size", self.batch_size, 1)
+            return
+        require_integer("global_batch", self.global_batch, 1)
+        rule = f"be None where 'global_batch' is given, {self.global_batch}"
+        require(self.batch_size is None, "batch_size", rule, self.batch_size)
+
     def batch_size_for(self, workers: int) -> int | GlobalBatch:
         """The batch of one worker, if nobody says otherwise."""
-        if self.global_batch is None:
+        if self.batch_size is not None:
             return self.batch_size
+        assert self.global_batch is not None
         each, rest = divmod(self.global_batch, workers)
         return GlobalBatch(self.global_batch) if rest or not each else each
 
-    def check(self) -> None:
-        """Complain of data that do not fit the model, before any worker starts. Of own losses
-        nothing is known.
+    def make_model(self) -> nn.Module:
+        """A fresh model; complains of what is none."""
+        model = self.model()
+        require_model(model)
+        return model
+
+    def check(self) -> nn.Module:
+        """Complain of a model that cannot be trained, of data that do not fit it, and of scores
+        that are no numbers, before any worker starts. Returns the model that was tried.
         """
-        if isinstance(self.loss, SmoothedLoss) or self.loss in (classification_loss, token_loss):
-            with torch.random.fork_rng(devices=[]):
-                model = self.model()
-            for field in ("train", "test", "validation"):
-                data = getattr(self, field)
-                if data is not None:
-                    require_fit(model, data, field, classes_last=self.loss is token_loss)
+        with torch.random.fork_rng(devices=[]):
+            model = self.make_model()
+            trainable = any(parameter.requires_grad for parameter in model.parameters())
+            require(trainable, "model", "have a trainable parameter", type(model).__name__)
+            is_known = isinstance(self.loss, SmoothedLoss) or self.loss in CROSS_ENTROPIES
+            if is_known:
+                self._check_labels(model)
+            if not is_known or self.metric is not classification_accuracy:
+                self._try_scores(model)
+        return model
+
+    def _check_labels(self, model: nn.Module) -> None:
+        for field in ("train", "test", "validation"):
+            data = getattr(self, field)
+            if data is not None:
+                # Probabilities can be trained with; accuracy asks which class is the right one.
+                is_counted = field != "train" and self.metric is classification_accuracy
+                require_fit(
+                    model, data, field, self.loss is token_loss, takes_probabilities=not is_counted
+                )
+
+    def _try_scores(self, model: nn.Module) -> None:
+        """A loss or a metric of one's own, on the first batch that looks will be scored on."""
+        if is_stream(self.watched):
+            return  # to look into a stream might use it up
+        batch, _ = next(in_order(self.watched, EVALUATION_BATCH), (None, 0))
+        field = "test" if self.validation is None else "validation"
+        require(batch is not None, field, "have at least one sample", 0)
+        model.eval()
+        try:
+            self._scores_of(model, batch)
+        except FlockstepError:
+            raise
+        except Exception as error:
+            raise own_code_error(f"task {self.name!r}", error) from error
 
     def loaded(self) -> Task:
         """The same task with its data in memory, and the validation data apart from the others."""
@@ -131,7 +182,7 @@ class Task:
     def model_of(self, state: Mapping[str, Tensor]) -> nn.Module:
         """A model with that state. The caller's random stream stays as it was."""
         with torch.random.fork_rng(devices=[]):
-            model = self.model()
+            model = self.make_model()
         model.load_state_dict(state)
         return model
 
@@ -155,11 +206,15 @@ class Task:
                 rows.append((0.0, 0.0, 0.0))
                 continue
             batch = on_device(batch, device)
-            loss = float(self.loss(model, batch))
-            score = float(self.metric(model, batch))
+            loss, score = self._scores_of(model, batch)
             rows.append((loss * count, score * count, count))
         model.train(was_training)
         return torch.tensor(rows, dtype=torch.float64)
+
+    @torch.no_grad()
+    def _scores_of(self, model: nn.Module, batch: Any) -> tuple[float, float]:
+        loss = number_in("loss", self.loss(model, batch))
+        return loss, number_in("metric", self.metric(model, batch))
 
 
 def mean_scores(rows: Tensor) -> tuple[float, float]:
@@ -199,6 +254,17 @@ def classification_accuracy(model: nn.Module, batch: Any) -> float:
     return float((model(inputs).argmax(dim=-1) == labels).double().mean())
 
 
+CROSS_ENTROPIES = (classification_loss, token_loss)
+
+
+def split_task_name(name: str) -> tuple[str, str]:
+    """`package.module` and `task` of `package.module:task`."""
+    module, _, attribute = name.partition(":")
+    is_named = all(part.isidentifier() for part in (*module.split("."), attribute))
+    require(is_named, "task", "be a name, or package.module:task", name)
+    return module, attribute
+
+
 def find_task(name: str, known: dict[str, Task]) -> Task:
     """A built-in task by name, or the object behind `package.module:attribute`."""
     require(isinstance(name, str), "task", "be a name, or package.module:task", name)
@@ -206,9 +272,7 @@ def find_task(name: str, known: dict[str, Task]) -> Task:
         return known[name]
     if ":" not in name:
         raise unknown_name("task", name, [*known, "package.module:task"])
-    module, _, attribute = name.partition(":")
-    named = all(part.isidentifier() for part in (*module.split("."), attribute))
-    require(named, "task", "be a name, or package.module:task", name)
+    module, attribute = split_task_name(name)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flockstep.checkpoints import go_on_together
 from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
+from flockstep.fields import number_in, require
 from flockstep.tasks import Task
 from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
@@ -28,7 +29,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     if job.trace_limit is not None:
         comm.meter.trace = Trace(job.trace_limit)
     task, spec = job.task, job.spec
-    model = task.model().to(worker_device(spec.device, comm.rank))
+    model = task.make_model().to(worker_device(spec.device, comm.rank))
     if job.start is not None:
         model.load_state_dict(job.start.model)
     optimizer = spec.make_optimizer(task, model.parameters())
@@ -76,7 +77,9 @@ def _loop(worker: Worker, observer: Observer, job: Job) -> None:
         resume_at=0 if job.start is None else job.start.steps,
     ):
         batch = on_device(batch, worker.flat.state.device)
-        loss = worker.adjust_loss(task.loss(model, batch), batch)
+        loss = task.loss(model, batch)
+        _require_trainable(loss)
+        loss = worker.adjust_loss(loss, batch)
         loss.backward()
         asks = spec.strategy.needs_accuracy
         worker.step(loss, _score(task, model, batch) if asks else None)
@@ -114,13 +117,19 @@ def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
     }
 
 
+def _require_trainable(loss: object) -> None:
+    can_train = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+    rule = "be a tensor of one number, computed from the model's parameters"
+    require(can_train, "loss", rule, loss)
+
+
 @torch.no_grad()
 def _score(task: Task, model: nn.Module, batch: Any) -> float:
     """The metric on a training batch, in evaluation mode: another pass must not count in batch
     normalisation.
     """
     model.eval()
-    score = float(task.metric(model, batch))
+    score = number_in("metric", task.metric(model, batch))
     model.train()
     return score
 

@@ -21,7 +21,7 @@ from flockstep.checkpoints import Checkpoint, newest, require_folder
 from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
 from flockstep.errors import CheckpointError, InvalidField, SpecError, WorkerLost, unknown_name
-from flockstep.fields import require, require_integer
+from flockstep.fields import require, require_flag, require_integer, require_path
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
 from flockstep.result import Look, Result, described
@@ -204,7 +204,10 @@ def run_on(
     resumed: Checkpoint | None = None,
 ) -> Result:
     """Run `spec` on a backend that is there."""
+    if progress is not None:
+        require_flag("progress", progress)
     if trace is not None:
+        require_path("trace", trace)
         require_trace_path(Path(trace))
     if keeping is not None:
         require_folder(keeping.folder)
@@ -279,7 +282,7 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
-    task.check()
+    spec.make_optimizer(task, task.check().parameters())
     batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
     passes, table = _passes(spec, task, batch_size)
     known = None if table is None or passes == ENDLESS else table.steps

@@ -13,9 +13,9 @@ from flockstep.backends import pickling
 from flockstep.backends.local.arena import ALIGNMENT, Arena
 
 
-def store(arena: Arena, value: Any) -> int:
-    """Write `value` into the arena; return its offset."""
-    parts = pickling.dump(value)
+def store(arena: Arena, value: Any, called: str = "outcome") -> int:
+    """Write `value` into the arena; return its offset. `called` is what an error calls it."""
+    parts = pickling.dump(value, called)
     sizes = [len(part) for part in parts]
     starts = np.cumsum([_padded(8 * (2 + len(sizes))), *map(_padded, sizes)])
     offset = arena.allocate(int(starts[-1]))

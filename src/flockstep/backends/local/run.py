@@ -139,7 +139,7 @@ class Run:
             on_failure=self._launch.on_failure,
             status_table=self._table_offset,
             group=arena.allocate(LocalGroup.nbytes(workers)),
-            program=payload.store(arena, self._launch.program),
+            program=payload.store(arena, self._launch.program, "program"),
         )
         self._alive = set(range(workers))
         self._server.send({"orders": asdict(orders)}, [arena.descriptor, arena.lock_descriptor])

@@ -17,8 +17,9 @@ a copy.
 """
 
 
-def pack(value: Any) -> Parcel:
-    return [np.frombuffer(piece, dtype=np.uint8) for piece in pickling.dump(value)]
+def pack(value: Any, called: str = "outcome") -> Parcel:
+    """`called` is what an error calls the value."""
+    return [np.frombuffer(piece, dtype=np.uint8) for piece in pickling.dump(value, called)]
 
 
 def unpack(parcel: Parcel) -> Any:

@@ -51,7 +51,7 @@ class Run:
         self._stack.close()
 
     def _begin(self, stack: ExitStack) -> None:
-        parcel = ray.put(pack(self._launch.program))
+        parcel = ray.put(pack(self._launch.program, "program"))
         run, token = secrets.token_bytes(RUN_BYTES), secrets.token_bytes(TOKEN_BYTES)
         workers = self._pool.workers(self._launch.workers)
         stack.callback(self._pool.forget, run.hex())

@@ -32,7 +32,8 @@ PATIENCE_PER_WORKER = 0.01
 class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core).
 
-    `network` may be the name of a preset, or a text such as "latency=20ms,bandwidth=100Mbit/s".
+    `network` may be the name of a preset, or a text such as "latency=20ms,bandwidth=100Mbit/s";
+    `compute` the seconds of a step.
     """
 
     is_virtual: ClassVar[bool] = True
@@ -46,13 +47,19 @@ class Simulator(Backend):
             object.__setattr__(self, "network", Network.read(self.network))
         rule = "be one such as fs.Network.preset('wan-100m')"
         require(isinstance(self.network, Network), "network", rule, self.network)
-        rule = "be one such as fs.Compute(seconds=0.02)"
-        require(isinstance(self.compute, Compute), "compute", rule, self.compute)
+        object.__setattr__(self, "compute", Compute.read(self.compute))
         if self.lanes is not None:
             require_integer("lanes", self.lanes, 1)
 
+    def size(self, workers: int | None) -> int:
+        size = super().size(workers)
+        self.network.require_workers(size)
+        self.compute.require_workers(size)
+        return size
+
     @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
+        self.size(launch.workers)  # complains of workers that the settings do not fit
         require_room(launch.workers)
         simulation = _Simulation(self, launch, TorchStates(launch.seed, launch.workers))
         threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()

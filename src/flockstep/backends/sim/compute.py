@@ -58,6 +58,16 @@ class Compute:
         object.__setattr__(self, "slow", FrozenDict(self.slow))  # which nobody can change
 
     @classmethod
+    def read(cls, value: Compute | float) -> Compute:
+        """A number alone is the seconds of a step."""
+        if isinstance(value, int | float):
+            require_number("compute", value, at_least=0, finite=True)
+            return cls(seconds=value)
+        rule = "be seconds, or one such as fs.Compute(seconds=0.02)"
+        require(isinstance(value, Compute), "compute", rule, value)
+        return value
+
+    @classmethod
     def measured(cls) -> Compute:
         """Charge each step with the CPU time that it really took."""
         return cls(is_measured=True)
@@ -76,6 +86,12 @@ class Compute:
             named = f"rank{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
             words += f"; {factor:g} times as long on {named}"
         return words
+
+    def require_workers(self, workers: int) -> None:
+        """Complain of slow ranks that do not exist."""
+        rule = f"name ranks below the number of workers, {workers}"
+        for rank in self.slow:
+            require(rank < workers, "slow", rule, rank)
 
     def stopwatch(self, seed: int, rank: int) -> Stopwatch:
         return Stopwatch(self, seed, rank)
