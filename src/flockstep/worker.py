@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils.data import DataLoader
 
 from flockstep.comm import Comm, Namespace, broadcast_from_first
 from flockstep.data import (
@@ -147,7 +148,7 @@ class Worker:
     def batches(
         self,
         dataset: Any,
-        batch_size: BatchSize,
+        batch_size: BatchSize | None = None,
         epochs: int = 1,
         assignment: Assignment | None = None,
         sampling: Sampling | None = None,
@@ -155,6 +156,7 @@ class Worker:
         steps: int | None = None,
         resume_at: int = 0,
         accumulate: int = 1,
+        prefetch: int = 0,
     ) -> Batches:
         """This worker's batches. All workers get the same number of them, in every epoch.
 
@@ -172,9 +174,18 @@ class Worker:
         Where gradients of several batches make one step, `worker.total_steps` and schedules see it
         from the first step on. `accumulate` tells it before; `steps` and `resume_at` are then steps
         of so many batches.
+
+        With `prefetch` a thread prepares so many batches while the model computes, for data sets
+        that read files, say. For those that compute much in Python, `dataset` may be a torch
+        DataLoader: its batch size, `shuffle`, `drop_last`, `collate_fn`, processes and all else are
+        as it says, its samples this worker's part.
         """
         require_integer("resume_at", resume_at, 0)
         require_integer("accumulate", accumulate, 1)
+        require_integer("prefetch", prefetch, 0)
+        if isinstance(dataset, DataLoader):
+            rule = "be left out with a DataLoader, which has its own prefetch_factor"
+            require(prefetch == 0, "prefetch", rule, prefetch)
         if steps is not None:
             require_integer("steps", steps, 1)
         plan = plan_batches(
@@ -189,7 +200,7 @@ class Worker:
         )
         self._require_one_loop()
         most = None if steps is None else steps * accumulate
-        self._loop = Batches(self.course, plan, resume_at * accumulate, most)
+        self._loop = Batches(self.course, plan, resume_at * accumulate, most, prefetch)
         self._accumulate = accumulate
         self._steps_before = self.steps
         self.steps += resume_at
@@ -319,6 +330,8 @@ class Worker:
         """End the training: make this worker's model the one that represents the run, and return
         it.
         """
+        if self._loop is not None:
+            self._loop.pause()
         with torch.no_grad(), self._names:
             self._hooks.finish(self, self.state)
         return self.model
