@@ -63,6 +63,7 @@ from flockstep.optimizers import (
     TwoStage,
 )
 from flockstep.randomness import random_stream
+from flockstep.report import Logger, MLflow, TensorBoard, WandB
 from flockstep.result import Look, Result, load_result
 from flockstep.schedules import (
     Constant,
@@ -169,7 +170,9 @@ __all__ = [
     "Link",
     "LocalProcesses",
     "LocalSGD",
+    "Logger",
     "Look",
+    "MLflow",
     "MediumCoarse",
     "Memory",
     "MismatchError",
@@ -202,11 +205,13 @@ __all__ = [
     "Strategy",
     "SyncSGD",
     "Task",
+    "TensorBoard",
     "Threshold",
     "TopK",
     "Torchrun",
     "TwoStage",
     "UnknownName",
+    "WandB",
     "Warmup",
     "Worker",
     "WorkerError",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from flockstep.cli.failures import debug_option
 from flockstep.data import ORDERS, SHUFFLES, Sampling
 from flockstep.device import DEVICES
 from flockstep.errors import InvalidField, NonFiniteLoss, UnknownName, WorkerError
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings, written
-from flockstep.result import Result, as_json, require_result_folder
+from flockstep.report import LOGGERS, open_logger
+from flockstep.result import Look, Result, as_json, require_result_folder
 from flockstep.spec import MEASURES, RunSpec, load_table, overridden
 from flockstep.strategies import Strategy
 from flockstep.training import run as train
@@ -64,6 +68,7 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
+@debug_option
 @click.argument("task", metavar="TASK|SPEC.toml")
 @click.argument("strategy", required=False)
 @click.option(
@@ -76,6 +81,12 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_spec_flags
 @click.option("--print-spec", is_flag=True, help="Print the run as TOML in place of running it.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a trace of the run there.")
+@click.option(
+    "--log",
+    multiple=True,
+    metavar="LOGGER:FOLDER",
+    help=f"Write every look there as it is taken, by {', '.join(LOGGERS)}; repeatable.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
 @click.option(
     "--json",
@@ -89,6 +100,7 @@ def run(
     settings: tuple[str, ...],
     print_spec: bool,
     trace: Path | None,
+    log: tuple[str, ...],
     out: Path | None,
     for_machines: bool,
     **flags: str | None,
@@ -101,6 +113,7 @@ def run(
     flockstep run digits-mlp sync_sgd --set 'codec=top_k(ratio=0.01)' --lr 0.1
     flockstep run digits-cnn sync_sgd --assignment 'coarse(4)' --schedule 'warmup(1) * cosine'
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
+    flockstep run digits-mlp 'easgd(4)' --look-every '10 steps' --log tensorboard:runs/easgd
     flockstep run digits-mlp 'nosync(0.1)' --print-spec > spec.toml
     flockstep run spec.toml --seed 1
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
@@ -117,7 +130,8 @@ def run(
     if out and is_lead:
         require_result_folder(out)  # before the run, whose result would be lost
     try:
-        result = train(spec, trace=trace)
+        with logged(log if is_lead else (), spec) as on_look:
+            result = train(spec, trace=trace, on_look=on_look)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
         if not _is_file(task) or isinstance(error, WorkerError):
             raise
@@ -132,6 +146,20 @@ def run(
     else:
         _show(spec, result)
     _require_finite(result)
+
+
+@contextmanager
+def logged(loggers: Sequence[str], spec: RunSpec) -> Iterator[Callable[[Look], None] | None]:
+    """What writes looks down in all these ways; None: nobody wants it."""
+    config = json.loads(spec.to_json()) if loggers else None
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_logger(each, config)) for each in loggers]
+
+        def on_look(look: Look) -> None:
+            for logger in opened:
+                logger(look)
+
+        yield on_look if opened else None
 
 
 def _require_finite(result: Result) -> None:

@@ -47,6 +47,7 @@ class Job:
         model_from_all: every worker brings the model, not the lowest rank alone.
         board: where simulated workers leave copies of themselves to be looked at.
         trace_limit: how many events each worker records; None: none.
+        tells_looks: the launcher wants to hear of every look as it happens.
     """
 
     spec: RunSpec
@@ -58,6 +59,7 @@ class Job:
     timetable: Timetable | None
     model_from_all: bool
     trace_limit: int | None = None
+    tells_looks: bool = False
     board: Board | None = field(default=None, repr=False)
 
     def step_of_look(self, number: int) -> int:

@@ -28,6 +28,7 @@ from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job, sampling_of
 from flockstep.training.loop import train
 from flockstep.training.progress_bar import steps_bar
+from flockstep.training.reporting import OnLook, Reporter
 from flockstep.training.trace_file import require_trace_path, write_trace
 
 
@@ -39,19 +40,25 @@ def run(
     *,
     progress: bool | None = None,
     trace: str | Path | None = None,
+    on_look: OnLook | None = None,
     **fields: Any,
 ) -> Result:
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
     represents them.
 
-    All but the last two arguments are the fields of an `fs.RunSpec`, which says what they mean: the
-    budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
+    All but the last three arguments are the fields of an `fs.RunSpec`, which says what they mean:
+    the budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
     `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
     `fs.run(spec)` runs a spec that is there already; `backend` may then be a backend object of the
     kind that it names, such as an `fs.LocalProcesses()` that serves several runs.
 
     `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
     computed, waited and sent when into that file, for ui.perfetto.dev.
+
+    `on_look` is called with every `fs.Look` of the history once, soon after it was taken, and at
+    the end with that of the final model: in the process and the thread that called `run`, under
+    torchrun in that of rank 0. A look that turns out to have been the last of all is followed by
+    that of the final model in its place. What it raises ends the run.
 
     Example:
         result = fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, seed=0)
@@ -71,7 +78,7 @@ def run(
             raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
-    return run_on(place, spec, progress, trace)
+    return run_on(place, spec, progress, trace, on_look)
 
 
 def _require_known(fields: Iterable[str]) -> None:
@@ -88,7 +95,7 @@ _named = [
     if name not in ("task", "strategy", "workers", "backend")
 ]
 # What `help` shows: all fields of a spec by name.
-run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:6]])  # type: ignore[attr-defined]
+run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:7]])  # type: ignore[attr-defined]
 
 
 def make_place(spec: RunSpec) -> Backend:
@@ -105,13 +112,20 @@ def _place_for(spec: RunSpec, backend: str | Backend) -> Backend:
 
 
 def run_on(
-    place: Backend, spec: RunSpec, progress: bool | None = None, trace: str | Path | None = None
+    place: Backend,
+    spec: RunSpec,
+    progress: bool | None = None,
+    trace: str | Path | None = None,
+    on_look: OnLook | None = None,
 ) -> Result:
     """Run `spec` on a backend that is there."""
+    rule = "be callable with an fs.Look"
+    require(on_look is None or callable(on_look), "on_look", rule, on_look)
     if trace is not None:
         require_trace_path(Path(trace))
     spec = spec.replace(workers=place.size(spec.workers))
-    job = prepared(spec, place, traces=trace is not None)
+    job = prepared(spec, place, traces=trace is not None, tells_looks=on_look is not None)
+    reporter = None if on_look is None or not place.is_lead else Reporter(job, on_look)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
     title = f"{job.task.name} {spec.strategy.name}"
@@ -123,8 +137,11 @@ def run_on(
             seed=spec.seed,
             on_failure=spec.on_failure,
             watch=watch,
+            hear=None if reporter is None else reporter.hear,
         )
     result = _result(job, outcomes, place, time.perf_counter() - began)
+    if reporter is not None:
+        reporter.complete(result.history)
     if trace is not None and place.is_lead:
         tracks = [each["trace"] if isinstance(each, dict) else None for each in outcomes]
         write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
@@ -140,7 +157,7 @@ def _without_backend(spec: RunSpec) -> RunSpec:
     return sent
 
 
-def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
+def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: bool = False) -> Job:
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
@@ -161,6 +178,7 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
         # its own worker's.
         model_from_all=spec.on_failure == "continue" or not place.is_lead,
         trace_limit=events_per_worker(spec.workers) if traces else None,
+        tells_looks=tells_looks,
     )
     if not place.is_virtual:
         return job

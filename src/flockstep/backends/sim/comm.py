@@ -92,6 +92,7 @@ class SimComm(Comm):
         network: Network,
         stopwatch: Stopwatch,
         meter: Meter,
+        tell: Callable[[str], None],
     ) -> None:
         self.rank = rank
         self.size = len(group.ranks)
@@ -102,6 +103,10 @@ class SimComm(Comm):
         self._slot = scheduler.slots[group.ranks[rank]]
         self._network = network
         self._stopwatch = stopwatch
+        self._put = tell
+
+    def _tell(self, text: str) -> None:
+        self._put(text)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -168,7 +173,14 @@ class SimComm(Comm):
             group = self._collective("split", torch.tensor(color), settle, lambda _: 0.0)[color]
         rank = group.ranks.index(self._slot.rank)
         return SimComm(
-            self._scheduler, group, rank, self.seed, self._network, self._stopwatch, self.meter
+            self._scheduler,
+            group,
+            rank,
+            self.seed,
+            self._network,
+            self._stopwatch,
+            self.meter,
+            self._put,
         )
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
