@@ -321,6 +321,34 @@ def test_a_layer_that_is_unfrozen_later_trains_as_in_torch(workers, has_group, m
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_layer_that_is_frozen_later_stays_as_it_is(workers):
+    """Momentum and decay of the weights leave it alone, as in torch."""
+
+    def program(comm):
+        worker = make(comm)
+        for number, batch in enumerate(batches()):
+            if number in (4, 9):
+                worker.model[0].requires_grad_(number == 9)
+            learn(worker, batch)
+            if number == 3:
+                kept = worker.model[0].weight.clone()
+            if 3 < number < 9:
+                assert torch.equal(worker.model[0].weight, kept)
+        return parameters(worker.finish())
+
+    model = net()
+    optimizer = momentum(model.parameters())
+    for number, (x, y) in enumerate(batches()):
+        if number in (4, 9):
+            model[0].requires_grad_(number == 9)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for ours in fs.launch(program, workers):
+        assert torch.equal(ours, parameters(model))
+
+
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_every_strategy_goes_on_with_what_was_unfrozen(row: Row):
     def program(comm):

@@ -103,6 +103,11 @@ class FlatModel:
                     elif parameter.grad is not view:
                         view.copy_(parameter.grad)
                     parameter.grad = view
+        for parameter, view in zip(self._trainable, self._gradient_views, strict=True):
+            if not parameter.requires_grad and not view.any():
+                # Frozen by now: an optimizer leaves alone what has no gradient, but moves by its
+                # momentum what has one of zeros.
+                parameter.grad = None
         if self._addresses() != self._home:
             raise FlockstepError(
                 "the model's parameters were moved or replaced after its Worker was made "

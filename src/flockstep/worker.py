@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader
 
+from flockstep.agreement import agreed
 from flockstep.comm import Comm, Namespace, broadcast_from_first
 from flockstep.data import (
     Assignment,
@@ -24,7 +25,7 @@ from flockstep.data import (
     plan_batches,
 )
 from flockstep.errors import FlockstepError, NonFiniteLoss
-from flockstep.fields import require, require_choice, require_flag, require_integer
+from flockstep.fields import require, require_integer
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
 from flockstep.optimizers import require_steps_alone
@@ -33,7 +34,6 @@ from flockstep.strategies import Strategy
 
 LOSS_MEMORY = 0.9
 OF_THE_COURSE = ("epoch", "samples")
-AGREEMENTS = {"any": "max", "all": "min", "mean": "mean"}  # by which reduction
 COUNTERS = ("steps", "total_steps", "loss", "smooth_loss", "accuracy", *OF_THE_COURSE)
 
 
@@ -56,7 +56,7 @@ class Worker:
 
     Parameters that were frozen may be unfrozen later, by all workers after the same step. At their
     next step the strategy finishes and begins anew from the model that represents the run, with all
-    that is trainable by then.
+    that is trainable by then. What is frozen later stays as it is, unless others change it.
 
     Fields:
         gradient_norm: of the last step, before it was clipped; None where nothing is clipped.
@@ -90,6 +90,7 @@ class Worker:
         require_steps_alone(optimizer)
         self.clipping: Clipping | None = None
         self.gradient_norm: float | None = None
+        self.scaler: GradScaler | None = None  # the last one that `step` was given
         self._on_gradients: list[OnGradients] = []
         self.steps = 0
         self.course = Course()
@@ -251,17 +252,7 @@ class Worker:
 
         All workers call it, after the same step, also those that otherwise never wait. The eight
         bytes that each brings are counted."""
-        require_choice("how", how, AGREEMENTS)
-        if hasattr(value, "item"):  # a tensor of one, or a number of numpy's
-            value = value.item()
-        if how == "mean":
-            is_number = isinstance(value, int | float)
-            require(is_number, "value", "be a number", value)
-        else:
-            require_flag("value", value)
-        told = torch.tensor(value, dtype=torch.float64)
-        found = self.comm.all_reduce(told, op=AGREEMENTS[how]).item()
-        return found if how == "mean" else bool(found)
+        return agreed(self.comm, value, how)
 
     def step(
         self,
@@ -288,6 +279,7 @@ class Worker:
         self.flat.collect_gradients()
         if self.course.weight != 1:
             self.flat.gradients.mul_(self.course.weight)
+        self.scaler = scaler
         is_usable = scaler is None or not scaler.is_enabled() or self._unscale(scaler)
         if is_usable:
             self._take_step()
@@ -305,13 +297,8 @@ class Worker:
         self._begin()
 
     def _unscale(self, scaler: GradScaler) -> bool:
-        waits = self.strategy.waits
-        return unscale(
-            scaler,
-            self.optimizer,
-            self.flat.gradients,
-            agree=self.agree if waits else bool,
-        )
+        agree = self.agree if self.strategy.waits else bool
+        return unscale(scaler, self.optimizer, self.flat.gradients, agree)
 
     def _take_step(self) -> None:
         self._set_rates()

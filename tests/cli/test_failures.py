@@ -75,6 +75,7 @@ def test_a_bug_is_one_line_with_its_place(flockstep, own_task, where, bug, said)
     assert done.returncode == 1
 
 
+@pytest.mark.cluster  # processes of its own
 def test_on_processes_too(flockstep, own_task):
     task = own_task("own_local", loss="raise KeyError('labels')")
     place = ["--backend", "local", "--workers", "1"]
