@@ -30,8 +30,9 @@ BUILDS_ON = {
     "notation": {"backends", "data", "strategies", "schedules"},
     "intervals": {"fields"},
     "launch": {"backends"},
-    "worker": {"checkpoints", "data", "schedules"},
+    "worker": {"checkpoints", "data", "gradients", "agreement", "schedules"},
     "checkpoints": {"strategies", "flat"},
+    "agreement": {"comm"},
     "tasks": {"models", "optimizers"},
     "strategies": {"comm", "codecs", "optimizers"},
     "backends": {"comm", "network", "randomness"},
@@ -44,6 +45,7 @@ BUILDS_ON = {
     "network": {"units"},
     "units": {"fields"},
     "flat": {"fields"},
+    "gradients": {"fields"},
     "device": {"fields"},
     "randomness": {"fields"},
     "fields": {"errors"},
@@ -165,7 +167,8 @@ def test_importing_the_library_is_light():
     """No scientific stack, no compiler, no cluster before somebody asks for it."""
     code = (
         "import flockstep, sys\n"
-        "print([m for m in ('sklearn', 'ray', 'scipy', 'torch._dynamo') if m in sys.modules])\n"
+        "heavy = ('sklearn', 'ray', 'scipy', 'torch._dynamo', 'tensorboard', 'mlflow', 'wandb')\n"
+        "print([m for m in heavy if m in sys.modules])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

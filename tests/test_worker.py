@@ -342,8 +342,6 @@ def test_a_model_that_changes_under_the_worker_is_noticed():
         loss.backward()
         worker.step(loss)
 
-    with pytest.raises(fs.FlockstepError, match="'base.weight' was unfrozen"):
-        fs.launch(lambda comm: program(comm, lambda net: net.requires_grad_(True)), 2)
     with pytest.raises(fs.FlockstepError, match="moved or replaced"):
         fs.launch(lambda comm: program(comm, lambda net: net.double()), 2)
 

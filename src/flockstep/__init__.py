@@ -64,6 +64,7 @@ from flockstep.optimizers import (
     TwoStage,
 )
 from flockstep.randomness import random_stream
+from flockstep.report import Logger, MLflow, TensorBoard, WandB
 from flockstep.result import Look, Result, load_result
 from flockstep.schedules import (
     Constant,
@@ -171,7 +172,9 @@ __all__ = [
     "Link",
     "LocalProcesses",
     "LocalSGD",
+    "Logger",
     "Look",
+    "MLflow",
     "MediumCoarse",
     "Memory",
     "MismatchError",
@@ -204,11 +207,13 @@ __all__ = [
     "Strategy",
     "SyncSGD",
     "Task",
+    "TensorBoard",
     "Threshold",
     "TopK",
     "Torchrun",
     "TwoStage",
     "UnknownName",
+    "WandB",
     "Warmup",
     "Worker",
     "WorkerError",

@@ -2,8 +2,9 @@
 
 Every exchange is then one vector operation, whatever the model. The flat tensor holds the trainable
 parameters first and the persistent floating-point buffers (the statistics of batch normalisation)
-behind them, so that whoever averages the whole of it averages both. Parameters that were frozen
-when it was made, buffers of integers and non-persistent buffers stay where they are."""
+behind them, so that whoever averages the whole of it averages both. Frozen parameters, buffers of
+integers and non-persistent buffers stay where they are. A model of which more is unfrozen later is
+made flat anew."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class FlatModel:
     def __init__(self, model: nn.Module, allocate: Allocate) -> None:
         require_model(model)
         self._trainable = [p for p in model.parameters() if p.requires_grad]
-        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._known = {id(p) for p in model.parameters()}
         require(bool(self._trainable), "model", "have a trainable parameter", type(model).__name__)
         buffers = dict(_persistent_float_buffers(model))
@@ -103,17 +104,21 @@ class FlatModel:
                     elif parameter.grad is not view:
                         view.copy_(parameter.grad)
                     parameter.grad = view
+        for parameter, view in zip(self._trainable, self._gradient_views, strict=True):
+            if not parameter.requires_grad and not view.any():
+                # Frozen by now: an optimizer leaves alone what has no gradient, but moves by its
+                # momentum what has one of zeros.
+                parameter.grad = None
         if self._addresses() != self._home:
             raise FlockstepError(
                 "the model's parameters were moved or replaced after its Worker was made "
                 "(model.to(…), parameter.data = …): do that before"
             )
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise FlockstepError(
-                    f"parameter {name!r} was unfrozen after its Worker was made and would not be "
-                    "exchanged: unfreeze it before, or make a new Worker"
-                )
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether parameters that were frozen when it was made are no longer."""
+        return any(map(attrgetter("requires_grad"), self._frozen))
 
     def changes(self) -> int:
         """How often the parameters were changed by their own names, as an optimizer does; what

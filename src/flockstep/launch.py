@@ -7,6 +7,7 @@ from typing import Any
 from flockstep.backends import (
     Backend,
     Compute,
+    Hearer,
     Launch,
     LocalProcesses,
     Program,
@@ -37,6 +38,7 @@ def launch(
     lanes: int | None = None,
     on_failure: str = "stop",
     watch: Watcher | None = None,
+    hear: Hearer | None = None,
 ) -> list[Any]:
     """Run `program(comm)` once per worker; return what the programs returned, in rank order.
 
@@ -54,13 +56,15 @@ def launch(
             holds a `WorkerLost`; if nobody is left, the last one is raised. A program that raises
             stops the run all the same.
         watch: called every tenth of a second or so with the steps that each worker has done.
+        hear: called with each text that a worker gives to `comm.tell`, in this process; under
+            torchrun in that of rank 0.
 
     Example:
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
     require(callable(program), "program", "be callable", program)
     chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
-    return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch))
+    return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch, hear))
 
 
 def make_backend(backend: str | Backend, **options: Any) -> Backend:

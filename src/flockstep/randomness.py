@@ -50,6 +50,7 @@ class Purpose(IntEnum):
     REPRESENTATIVE = 12  # group: who pulls for its group in EAWild
     VALIDATION = 13  # which samples a task holds out; seed 0, the same in every run
     OTHERS = 14  # name, then numbers: what strategies of other packages draw
+    LOADING = 15  # rank, epoch: the processes of a worker's DataLoader
 
 
 def require_seed(seed: int) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.data import DataLoader
 
+from flockstep.agreement import agreed
 from flockstep.checkpoints import (
     Writer,
     go_on_together,
@@ -32,6 +35,8 @@ from flockstep.data import (
 from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
 from flockstep.fields import number_in, require, require_integer, require_optimizer
 from flockstep.flat import FlatModel, outside_tensors
+from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
+from flockstep.optimizers import require_steps_alone
 from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
 
@@ -55,7 +60,15 @@ class Worker:
     asked.
 
     `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) *
-    fs.StepDecay()`."""
+    fs.StepDecay()`.
+
+    Parameters that were frozen may be unfrozen later, by all workers after the same step. At their
+    next step the strategy finishes and begins anew from the model that represents the run, with all
+    that is trainable by then. What is frozen later stays as it is, unless others change it.
+
+    Fields:
+        gradient_norm: of the last step, before it was clipped; None where nothing is clipped.
+    """
 
     _loop: Batches | None = None  # the last that was begun
     _total_steps: int | None = None  # that somebody has set
@@ -89,24 +102,33 @@ class Worker:
         self._hooks: Strategy[Any] = strategy if comm.size > 1 else Strategy()
         self.schedule = schedule
         self._paced = optimizer if isinstance(optimizer, Paced) else None
-        self.flat = FlatModel(model, comm.empty)
-        for group in optimizer.param_groups:
-            known = all(self.flat.owns(parameter) for parameter in group["params"])
-            require(
-                known, "optimizer", "hold parameters of the model only", type(optimizer).__name__
-            )
+        require_steps_alone(optimizer)
+        self.clipping: Clipping | None = None
+        self.gradient_norm: float | None = None
+        self.scaler: GradScaler | None = None  # the last one that `step` was given
+        self._on_gradients: list[OnGradients] = []
         self.steps = 0
         self.course = Course()
         self.loss = math.nan
         self.smooth_loss = math.nan
         self.accuracy: float | None = None
+        self._begin()
+        self._open_step()
+
+    def _begin(self) -> None:
+        """Make the model flat and equal on all workers, and the strategy's state for it."""
+        comm, model = self.comm, self.model
+        self.flat = FlatModel(model, comm.empty)
+        for group in self.optimizer.param_groups:
+            known = all(self.flat.owns(parameter) for parameter in group["params"])
+            name = type(self.optimizer).__name__
+            require(known, "optimizer", "hold parameters of the model only", name)
         comm.workers_made += 1
         self._names = Namespace(comm, f"worker {comm.workers_made}/")
         with torch.no_grad(), comm.unmetered(), self._names:
             for tensor in (self.flat.state, *outside_tensors(model)):
                 broadcast_from_first(comm, tensor, range(comm.size))
             self.state = self._hooks.init(self)
-        self._open_step()
 
     @property
     def epoch(self) -> int:
@@ -142,7 +164,7 @@ class Worker:
     def batches(
         self,
         dataset: Any,
-        batch_size: BatchSize,
+        batch_size: BatchSize | None = None,
         epochs: int = 1,
         assignment: Assignment | None = None,
         sampling: Sampling | None = None,
@@ -150,6 +172,7 @@ class Worker:
         steps: int | None = None,
         resume_at: int = 0,
         accumulate: int = 1,
+        prefetch: int = 0,
     ) -> Batches:
         """This worker's batches. All workers get the same number of them, in every epoch.
 
@@ -167,9 +190,18 @@ class Worker:
         Where gradients of several batches make one step, `worker.total_steps` and schedules see it
         from the first step on. `accumulate` tells it before; `steps` and `resume_at` are then steps
         of so many batches.
+
+        With `prefetch` a thread prepares so many batches while the model computes, for data sets
+        that read files, say. For those that compute much in Python, `dataset` may be a torch
+        DataLoader: its batch size, `shuffle`, `drop_last`, `collate_fn`, processes and all else are
+        as it says, its samples this worker's part.
         """
         require_integer("resume_at", resume_at, 0)
         require_integer("accumulate", accumulate, 1)
+        require_integer("prefetch", prefetch, 0)
+        if isinstance(dataset, DataLoader):
+            rule = "be left out with a DataLoader, which has its own prefetch_factor"
+            require(prefetch == 0, "prefetch", rule, prefetch)
         if steps is not None:
             require_integer("steps", steps, 1)
         plan = plan_batches(
@@ -188,7 +220,7 @@ class Worker:
             self._accumulate = accumulate
             self._steps_before = self.steps
             self.steps += resume_at
-        self._loop = Batches(self.course, plan, resume_at * accumulate, most)
+        self._loop = Batches(self.course, plan, resume_at * accumulate, most, prefetch)
         return self._loop
 
     def _require_one_loop(self) -> None:
@@ -208,30 +240,101 @@ class Worker:
         with self._names:
             return self._hooks.on_loss(self, self.state, loss, batch)
 
-    def step(self, loss: Tensor | float, accuracy: float | None = None) -> None:
+    def clip_gradients(self, max_norm: float, norm_type: float = 2.0) -> None:
+        """From now on the gradients of a step have at most this norm, as by
+        `torch.nn.utils.clip_grad_norm_`. `math.inf` clips nothing; `worker.gradient_norm` says how
+        large they were.
+
+        It is done to what the step will use, after the exchange: to the mean gradient with SyncSGD,
+        to a worker's own where it steps by itself. Methods that send changes to a server send what
+        the optimizer has made of clipped gradients; AsyncSGD compensates delays after clipping.
+        """
+        self.clipping = Clipping(max_norm, norm_type)
+
+    def on_gradients(self, callback: OnGradients) -> None:
+        """From now on call `callback(gradients)` with the gradients that a step will use: one flat
+        tensor, of which the parameters' `grad` are views. It may change them in place. It is called
+        after the exchange, and before they are clipped.
+        """
+        require(callable(callback), "callback", "be callable", callback)
+        self._on_gradients.append(callback)
+
+    def agree(self, value: Any, how: str = "any") -> Any:
+        """What the workers say together: whether `value` is true on any of them or, with "all", on
+        all; with "mean" the mean of their numbers. All get the same answer.
+
+            if worker.agree(loss < 0.1, "all"):
+                break
+
+        All workers call it, after the same step, also those that otherwise never wait. The eight
+        bytes that each brings are counted."""
+        return agreed(self.comm, value, how)
+
+    def step(
+        self,
+        loss: Tensor | float,
+        accuracy: float | None = None,
+        *,
+        scaler: GradScaler | None = None,
+    ) -> bool:
         """Use the gradients: exchange as the strategy says, step, and clear them for the next
-        step.
+        step. Return whether a step was taken, which only a scaler can prevent.
+
+        `scaler` is the one by which the loss of the backward pass was multiplied, one for each
+        Worker; `loss` is without it. The gradients are unscaled before they are exchanged, and
+        `scaler.update()` is called here. Where a gradient is not finite, the step is left out as if
+        the batch had never been: on all workers if one of them has found it, which they tell each
+        other at every step; by itself, a worker whose strategy never waits.
         """
         self._require_untouched()
+        require_scaler(scaler)
         self._record(number_in("loss", loss), accuracy)
         self.comm.elapse(times=self.course.relative_size)
+        if self.flat.is_outgrown:
+            self._begin_anew()
         self.flat.collect_gradients()
         if self.course.weight != 1:
             self.flat.gradients.mul_(self.course.weight)
+        self.scaler = scaler
+        is_usable = scaler is None or not scaler.is_enabled() or self._unscale(scaler)
+        if is_usable:
+            self._take_step()
+        else:
+            self.flat.gradients.zero_()
+        self.course.use()
+        if is_usable:
+            self._open_step()
+        return is_usable
+
+    def _begin_anew(self) -> None:
+        """With parameters that were frozen before."""
+        with torch.no_grad(), self._names:
+            self._hooks.finish(self, self.state)
+        self._begin()
+
+    def _unscale(self, scaler: GradScaler) -> bool:
+        agree = self.agree if self.strategy.waits else bool
+        return unscale(scaler, self.optimizer, self.flat.gradients, agree)
+
+    def _take_step(self) -> None:
         self._set_rates()
         with torch.no_grad(), self._names:
             self._hooks.on_gradients(self, self.state)
+            for callback in self._on_gradients:
+                callback(self.flat.gradients)
+            if self.clipping is not None:
+                self.gradient_norm = self.clipping.clip(self.model)
             self._hooks.optimizer_step(self, self.state)
             self.flat.gradients.zero_()
             self.steps += 1
             self._hooks.after_step(self, self.state)
-        self.course.use()
-        self._open_step()
 
     def finish(self) -> nn.Module:
         """End the training: make this worker's model the one that represents the run, and return
         it.
         """
+        if self._loop is not None:
+            self._loop.pause()
         with torch.no_grad(), self._names:
             self._hooks.finish(self, self.state)
         if self._writer is not None:

@@ -82,16 +82,17 @@ class TorchrunSession(fs.Backend):
         return workers or RANKS
 
     def run(self, launch: fs.Launch) -> list[Any]:
-        watch, workers = launch.watch, launch.workers
-        sent = replace(launch, watch=None)
+        watch, hear, workers = launch.watch, launch.hear, launch.workers
+        sent = replace(launch, watch=None, hear=None)
         cloudpickle.dumps(sent)  # an error in the test, not in the middle of a message
         for rank in range(RANKS):
-            send(self._ranks[rank], (sent if rank < workers else None, watch is not None))
+            asked = (watch is not None, hear is not None)
+            send(self._ranks[rank], (sent if rank < workers else None, asked))
         failed: BaseException | None = None
         while isinstance(said := receive(self._ranks[0]), dict):
             try:
                 if failed is None:
-                    watch(said["steps"])
+                    hear(said["told"]) if "told" in said else watch(said["steps"])
             except BaseException as error:  # noqa: BLE001  raised when all have ended
                 failed = error
             send(self._ranks[0], failed is None)
@@ -116,19 +117,27 @@ def serve(path: str) -> None:
     with fs.Torchrun() as backend:
         send(connection, rank)
         while (order := receive(connection)) is not None:
-            launch, is_watched = order
+            launch, (is_watched, is_heard) = order
             if launch is None:
                 torchrun._next_launch()  # as if it had taken part
                 continue
             os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(launch.workers)
 
-            def watch(steps: Any) -> None:
-                send(connection, {"steps": steps})
+            def pass_on(**said: Any) -> None:
+                send(connection, said)
                 if not receive(connection):
                     raise KeyboardInterrupt
 
+            def watch(steps: Any) -> None:
+                pass_on(steps=steps)
+
+            def hear(told: str) -> None:
+                pass_on(told=told)
+
             try:
-                asked = replace(launch, watch=watch if is_watched else None)
+                asked = replace(
+                    launch, watch=watch if is_watched else None, hear=hear if is_heard else None
+                )
                 outcome = True, backend.run(asked), None
             except BaseException as error:  # noqa: BLE001  the test is told
                 outcome = False, error, error.__cause__

@@ -1,6 +1,6 @@
 """What starts workers and carries their tensors."""
 
-from flockstep.backends.base import ON_FAILURE, Backend, Launch, Program, Watcher
+from flockstep.backends.base import ON_FAILURE, Backend, Hearer, Launch, Program, Watcher
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray
 from flockstep.backends.sim import Compute, Simulator, run_aside
@@ -10,6 +10,7 @@ __all__ = [
     "ON_FAILURE",
     "Backend",
     "Compute",
+    "Hearer",
     "Launch",
     "LocalProcesses",
     "Program",

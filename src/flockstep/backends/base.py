@@ -25,6 +25,8 @@ ON_FAILURE = ("stop", "continue")
 Program = Callable[[Comm], Any]
 Watcher = Callable[[Sequence[int]], None]
 """Called now and then while workers run, with the steps that each of them has done."""
+Hearer = Callable[[str], None]
+"""Called with what workers tell the launcher, soon after they do."""
 
 PACKAGE = str(Path(__file__).parents[1])
 
@@ -36,6 +38,8 @@ class Launch:
     Fields: program: plain blocking code of one worker, called with its comm. workers: how many.
         seed: decides everything random. on_failure: what happens when a worker's process dies:
         "stop" or "continue". watch: called now and then with the steps that each worker has done.
+        hear: called with each text that a worker gives to `comm.tell`. What these two raise ends
+        the run.
 
     Example:
         fs.Simulator().run(fs.Launch(lambda comm: comm.rank, workers=8))
@@ -46,6 +50,7 @@ class Launch:
     seed: int = 0
     on_failure: str = "stop"
     watch: Watcher | None = None
+    hear: Hearer | None = None
 
     def __post_init__(self) -> None:
         require(callable(self.program), "program", "be callable", self.program)

@@ -8,17 +8,18 @@ from typing import NoReturn
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from flockstep.cli.commands import CommandGroup, usage_line
+from flockstep.cli.commands import usage_line
 from flockstep.cli.data import data
 from flockstep.cli.demo import demo
+from flockstep.cli.failures import Commands, debug_option, one_line
 from flockstep.cli.inspect import inspect
 from flockstep.cli.list import list_names
 from flockstep.cli.run import run
 from flockstep.cli.show import show
-from flockstep.errors import FlockstepError
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@debug_option
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flockstep")
 def cli() -> None:
     """Train one PyTorch model on many workers that do not march in lockstep."""
@@ -29,12 +30,11 @@ for command in (run, show, demo, inspect, list_names, data):
 
 
 def main() -> NoReturn:
-    """Run the command; what goes wrong on purpose is one line on stderr."""
+    """Run the command; what goes wrong on purpose, or in the user's own code, is one line on
+    stderr.
+    """
     try:
         cli.main(prog_name="flockstep", standalone_mode=False)
-    except FlockstepError as error:
-        click.echo(f"flockstep: {error}", err=True)
-        sys.exit(1)
     except NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
@@ -44,4 +44,10 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         click.echo("flockstep: interrupted", err=True)
         sys.exit(130)
+    except Exception as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        click.echo(f"flockstep: {line}", err=True)
+        sys.exit(1)
     sys.exit(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tempfile
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import click
 from rich.console import Console
 
 from flockstep.backends import Compute
+from flockstep.cli.failures import debug_option
 from flockstep.cli.show import result_as_json
 from flockstep.data import ORDERS, SHUFFLES, Sampling
 from flockstep.device import DEVICES
@@ -23,8 +26,8 @@ from flockstep.fields import shown
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import PRESETS
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings
-from flockstep.report import heading, lost_lines, metrics_table
-from flockstep.result import Result, has_result, require_result_folder, write_result
+from flockstep.report import LOGGERS, heading, lost_lines, metrics_table, open_logger
+from flockstep.result import Look, Result, has_result, require_result_folder, write_result
 from flockstep.spec import MEASURES, RunSpec, load_table, overridden
 from flockstep.strategies import Strategy
 from flockstep.training import run as train
@@ -71,6 +74,7 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
+@debug_option
 @click.argument("task", metavar="TASK|SPEC.toml")
 @click.argument("strategy", required=False)
 @click.option(
@@ -90,6 +94,12 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--print-spec", is_flag=True, help="Print the run as TOML in place of running it.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a trace of the run there.")
+@click.option(
+    "--log",
+    multiple=True,
+    metavar="LOGGER:FOLDER",
+    help=f"Write every look there as it is taken, by {', '.join(LOGGERS)}; repeatable.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
 @click.option(
     "--json",
@@ -104,6 +114,7 @@ def run(
     slow: tuple[str, ...],
     print_spec: bool,
     trace: Path | None,
+    log: tuple[str, ...],
     out: Path | None,
     for_machines: bool,
     **flags: str | None,
@@ -117,6 +128,7 @@ def run(
     flockstep run digits-cnn sync_sgd --assignment 'coarse(4)' --schedule 'warmup(1) * cosine'
     flockstep run mypackage.tasks:mine sync_sgd --network wan-100m --seed 3 --out results/mine
     flockstep run digits-mlp ea_wild --network latency=20ms,bandwidth=100Mbit/s --slow 3=2.0
+    flockstep run digits-mlp 'easgd(4)' --look-every '10 steps' --log tensorboard:runs/easgd
     flockstep run digits-mlp 'nosync(0.1)' --print-spec > spec.toml
     flockstep run spec.toml --seed 1
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
@@ -133,7 +145,8 @@ def run(
     if out and is_lead:
         _prepare_folder(out)
     try:
-        result = train(spec, trace=trace)
+        with logged(log if is_lead else (), spec) as on_look:
+            result = train(spec, trace=trace, on_look=on_look)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
         if not _is_file(task) or isinstance(error, WorkerError):
             raise
@@ -149,6 +162,20 @@ def run(
     if out and saved != out:
         raise ResultError(f"{str(out)!r} took no result: it is in {str(saved)!r}")
     _require_finite(result)
+
+
+@contextmanager
+def logged(loggers: Sequence[str], spec: RunSpec) -> Iterator[Callable[[Look], None] | None]:
+    """What writes looks down in all these ways; None: nobody wants it."""
+    config = json.loads(spec.to_json()) if loggers else None
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_logger(each, config)) for each in loggers]
+
+        def on_look(look: Look) -> None:
+            for logger in opened:
+                logger(look)
+
+        yield on_look if opened else None
 
 
 def _require_finite(result: Result) -> None:

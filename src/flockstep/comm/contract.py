@@ -210,6 +210,14 @@ class Comm(ABC):
         passes by itself the clock stays alone. Every backend counts the steps, to name the last one
         of a worker that is lost."""
 
+    def tell(self, text: str) -> None:
+        """Give `text` to the process that launched this worker; `fs.launch(…, hear=print)` says who
+        hears it there, soon and in order. It costs nothing and is not counted: for people who watch
+        a run, never for what a method does.
+        """
+        require(isinstance(text, str), "text", "be a text", text)
+        self._tell(text)
+
     def empty(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uninitialised memory for a tensor that will often be exchanged, where the backend
         likes it best.
@@ -370,6 +378,9 @@ class Comm(ABC):
             self._recv(received, peer)
             self._send(tensor, peer)
         return received
+
+    def _tell(self, text: str) -> None:
+        raise FlockstepError(f"{type(self).__name__} has no way to tell the launcher anything")
 
     def _in_world(self, rank: int) -> int:
         """The world's rank of a member, for the trace."""

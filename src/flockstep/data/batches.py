@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+from torch.utils.data import DataLoader, default_collate
 
 from flockstep.data.assignment import (
     Assignment,
@@ -16,37 +15,19 @@ from flockstep.data.assignment import (
     FullOverlap,
     Indices,
 )
+from flockstep.data.batch import Batch, Key, Wanted
+from flockstep.data.loader import LoaderSettings
 from flockstep.data.sampling import Sampling
 from flockstep.data.sources import (
+    Collate,
     Source,
     is_stream,
     source_of,
     stream_batches,
 )
 from flockstep.data.timetable import BatchRule, BatchSize, Timetable, timetable
+from flockstep.errors import InvalidField
 from flockstep.fields import require, require_integer
-from flockstep.randomness import Purpose, numpy_stream
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One worker's batch and what it means for the course of the training.
-
-    Fields:
-        data: what the model sees.
-        samples: how many.
-        relative_size: the batch size by now, in terms of the first; 1 unless it grows.
-        weight: what its mean gradient counts for among those of all workers.
-        ends_epoch: whether all workers together have now gone over the data once more.
-        ends_pass: whether this worker has now gone over its own samples once more.
-    """
-
-    data: Any
-    samples: int
-    relative_size: float
-    weight: float
-    ends_epoch: bool
-    ends_pass: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +41,7 @@ class Plan:
     workers: int
     rank: int
     seed: int
+    loader: LoaderSettings | None = None  # whose processes make the batches
 
     @property
     def passes(self) -> int:
@@ -69,6 +51,12 @@ class Plan:
         """All batches from step `resume_at` on. `first_pass` passes over the data have gone
         before.
         """
+        wanted = self._wanted(resume_at, first_pass)
+        if self.loader is not None:
+            return self.loader.loaded(wanted, self.seed, self.rank, first_pass)
+        return (replace(batch, data=key.fetch(self.source)) for key, batch in wanted)
+
+    def _wanted(self, resume_at: int, first_pass: int) -> Wanted:
         table = self.timetable
         passes, step = self._whole_passes(resume_at)
         for number in range(passes, table.passes):
@@ -81,18 +69,16 @@ class Plan:
                 # Another worker holds one sample more, which makes a batch of its own. All must
                 # take the same number of steps, so this one sees a sample again.
                 chosen = order[start : start + size] if start < len(order) else order[:1]
-                data = self.source.fetch(
-                    chosen, functools.partial(self._random, first_pass + number, start)
-                )
-                ends_epoch = table.epochs_done(step).is_integer()
-                yield Batch(
-                    data,
+                key = Key(chosen, self.seed, self.rank, first_pass + number, start)
+                batch = Batch(
+                    None,
                     len(chosen),
                     size / table.first_size,
                     table.weight(index, self.rank),
-                    ends_epoch,
+                    ends_epoch=table.epochs_done(step).is_integer(),
                     ends_pass=index + 1 == len(starts),
                 )
+                yield key, batch
 
     def done_in(self, steps: int) -> tuple[int, int, int]:
         """Samples, epochs and passes in this worker's first `steps` batches."""
@@ -132,10 +118,6 @@ class Plan:
         )
         return self.sampling.drawn(parts[self.rank], self.seed, self.rank, number)
 
-    def _random(self, number: int, start: int) -> np.random.Generator:
-        """For augmentation. The same batch of the same run is changed alike, resumed or not."""
-        return numpy_stream(Purpose.AUGMENTATION, self.seed, self.rank, number, start)
-
 
 @dataclass(frozen=True)
 class StreamPlan:
@@ -148,6 +130,7 @@ class StreamPlan:
     passes: int
     workers: int
     rank: int
+    collate: Collate = default_collate
     timetable: None = None  # nobody knows how long a stream is
 
     def batches(self, resume_at: int, first_pass: int) -> Iterator[Batch]:
@@ -158,7 +141,9 @@ class StreamPlan:
         for _ in range(self.passes):
             held: tuple[Any, int] | None = None
             # One batch is held back: only the stream's end tells which was the last.
-            for batch in stream_batches(self.dataset, self.batch_size, self.workers, self.rank):
+            for batch in stream_batches(
+                self.dataset, self.batch_size, self.workers, self.rank, self.collate
+            ):
                 if held is not None:
                     yield Batch(*held, relative_size=1, weight=1, ends_epoch=False, ends_pass=False)
                 held = batch
@@ -180,7 +165,7 @@ class StreamPlan:
 
 def plan_batches(
     dataset: Any,
-    batch_size: BatchSize,
+    batch_size: BatchSize | None,
     epochs: int,
     assignment: Assignment,
     sampling: Sampling | None,
@@ -189,7 +174,17 @@ def plan_batches(
     rank: int,
     seed: int,
 ) -> Plan | StreamPlan:
-    """The part of `rank`. `epochs` are passes of each worker over its own samples."""
+    """The part of `rank`. `epochs` are passes of each worker over its own samples. A DataLoader
+    has a batch size of its own.
+    """
+    loader = None
+    if isinstance(dataset, DataLoader):
+        rule = "be left out with a DataLoader, which has its own"
+        require(batch_size is None, "batch_size", rule, batch_size)
+        loader = LoaderSettings(dataset)
+        dataset, batch_size = dataset.dataset, dataset.batch_size
+    if batch_size is None:
+        raise InvalidField("'batch_size' must be given")
     require_integer("epochs", epochs, 1)
     require(
         isinstance(assignment, Assignment),
@@ -221,11 +216,16 @@ def plan_batches(
         )
         whole = isinstance(assignment, FullOverlap)
         size = int(batch_size)  # type: ignore[arg-type]
-        return StreamPlan(dataset, size, epochs, *((1, 0) if whole else (workers, rank)))
+        share = (1, 0) if whole else (workers, rank)
+        collate = default_collate if loader is None else loader.collate
+        return StreamPlan(dataset, size, epochs, *share, collate)
     if not isinstance(batch_size, BatchRule):
         require_integer("batch_size", batch_size, 1)
-    source = source_of(dataset)
-    sampling = sampling or Sampling()
+    source = source_of(dataset) if loader is None else loader.source()
+    sampling = sampling or (Sampling() if loader is None else loader.sampling)
     parts = sampling.parts(assignment, source.samples, workers, seed, epoch=0)
-    table = timetable(tuple(map(len, parts)), source.samples, epochs, batch_size)
-    return Plan(source, assignment, sampling, table, workers, rank, seed)
+    held, samples = tuple(map(len, parts)), source.samples
+    if loader is not None and loader.drops_last:
+        held, samples = loader.without_last(held, samples)
+    table = timetable(held, samples, epochs, batch_size)
+    return Plan(source, assignment, sampling, table, workers, rank, seed, loader)

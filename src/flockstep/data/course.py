@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flockstep.data.batches import Batch, Plan, StreamPlan
+from flockstep.data.background import Ahead, InBackground
+from flockstep.data.batch import Batch
+from flockstep.data.batches import Plan, StreamPlan
 
 NOT_SAVED = ("_plan", "is_resumed")
 
@@ -108,13 +110,20 @@ class Batches(Iterator[Any]):
         for epoch in batches.by_epoch():
             for x, y in epoch: …
 
+    However a loop ends, threads and processes that prepare its batches end with it.
+
     Fields:
         steps: how many batches there are; None where nobody knows.
         has_ended: whether the loop over them is over.
     """
 
     def __init__(
-        self, course: Course, plan: Plan | StreamPlan, resume_at: int, steps: int | None
+        self,
+        course: Course,
+        plan: Plan | StreamPlan,
+        resume_at: int,
+        steps: int | None,
+        prefetch: int = 0,
     ) -> None:
         known = None if plan.timetable is None else plan.timetable.steps
         self.steps = min((each for each in (known, steps) if each is not None), default=None)
@@ -123,35 +132,60 @@ class Batches(Iterator[Any]):
         self._passes_left = plan.passes - (course.passes - course.passes_before)
         self._course = course
         self._coming = plan.batches(course.taken, course.passes_before)
+        if prefetch:
+            self._coming = Ahead(self._coming, prefetch)
         self._is_in_epoch = False
 
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            while (batch := self._take()) is not None:
+                yield batch.data
+        finally:
+            self.pause()
+
     def __next__(self) -> Any:
-        self._course.go_on()
-        if not self._has_more():
-            self.has_ended = True
+        batch = self._take()
+        if batch is None:
+            self.pause()
             raise StopIteration
-        batch = next(self._coming)
-        self._course.take(batch)
-        self._note(batch)
         return batch.data
 
     def by_epoch(self) -> Iterator[Iterator[Any]]:
         """The batches of each epoch: of each pass over this worker's samples. What is left of an
         epoch whose loop was broken off is passed over.
         """
-        while self._has_more():
-            yield self._epoch()
-            while self._is_in_epoch and self._has_more():
-                batch = next(self._coming)
-                self._course.skip(batch)
-                self._note(batch)
+        try:
+            while self._has_more():
+                yield self._epoch()
+                while self._is_in_epoch and self._has_more():
+                    batch = next(self._coming)
+                    self._course.skip(batch)
+                    self._note(batch)
+            self.has_ended = True
+        finally:
+            self.pause()
+
+    def pause(self) -> None:
+        """End what prepares batches in the background, until somebody asks for another."""
+        if isinstance(self._coming, InBackground):
+            self._coming.pause()
 
     def _epoch(self) -> Iterator[Any]:
-        for data in self:
-            yield data
+        while (batch := self._take()) is not None:
+            yield batch.data
             if not self._is_in_epoch:
                 self._course.go_on()
                 return
+
+    def _take(self) -> Batch | None:
+        self._course.go_on()
+        if not self._has_more():
+            self.has_ended = True
+            return None
+        batch = next(self._coming)
+        self._course.take(batch)
+        self._note(batch)
+        return batch
 
     def _has_more(self) -> bool:
         is_long_enough = self.steps is None or self._course.taken < self.steps

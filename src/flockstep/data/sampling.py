@@ -7,11 +7,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
+
 from flockstep.data.assignment import Assignment, Indices
 from flockstep.fields import require, require_choice
 from flockstep.randomness import Purpose, numpy_stream
 
-ORDERS = ("reshuffle", "shuffle_once", "with_replacement")
+ORDERS = ("reshuffle", "shuffle_once", "with_replacement", "in_order")
 SHUFFLES = ("local", "global")
 
 
@@ -23,7 +25,7 @@ class Sampling:
     Fields:
         order: "reshuffle" goes through all of a worker's samples in a new order every epoch,
             "shuffle_once" in the same order every epoch; "with_replacement" draws as many at
-            random, some twice and some not at all.
+            random, some twice and some not at all; "in_order" takes them as they lie in the data.
         shuffle: "local", a worker keeps its samples; or "global", all samples are dealt anew every
             epoch, by the same assignment. In a real cluster that means moving them.
 
@@ -49,6 +51,8 @@ class Sampling:
 
     def drawn(self, part: Indices, seed: int, rank: int, epoch: int) -> Indices:
         """The samples of one epoch of the worker that holds `part`, one after the other."""
+        if self.order == "in_order":
+            return np.sort(part)
         drawn_in = 0 if self.order == "shuffle_once" else epoch
         random = numpy_stream(Purpose.SAMPLE_ORDER, seed, rank, drawn_in)
         if self.order == "with_replacement":

@@ -21,6 +21,7 @@ KINDS = "be tensors or arrays, a tuple, list or dict of these, or a torch Datase
 # Made only if asked for: that takes longer than a small batch.
 Randomness = Callable[[], np.random.Generator]
 Fetch = Callable[[Indices, Randomness | None], Any]
+Collate = Callable[[list[Any]], Any]  # makes a batch of samples
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,20 @@ def source_of(dataset: Any) -> Source:
         and not isinstance(dataset, Mapping)
     )
     require(can_be_indexed, "dataset", KINDS, f"a {type(dataset).__name__}")
-    return Source(
-        len(dataset), lambda chosen, random: default_collate(_samples(dataset, chosen.tolist()))
-    )
+    return samples_of(dataset, default_collate)
+
+
+def samples_of(dataset: Any, collate: Collate) -> Source:
+    """A dataset that is indexed sample by sample."""
+
+    def fetch(chosen: Indices, random: Randomness | None) -> Any:
+        return collate(_samples(dataset, chosen.tolist()))
+
+    return Source(len(dataset), fetch)
 
 
 def stream_batches(
-    dataset: Any, batch_size: int, workers: int, rank: int
+    dataset: Any, batch_size: int, workers: int, rank: int, collate: Collate = default_collate
 ) -> Iterator[tuple[Any, int]]:
     """The batches of one worker out of a stream, of which every worker takes each `workers`-th
     sample.
@@ -80,7 +88,7 @@ def stream_batches(
     stream = iter(dataset)
     while block := list(islice(stream, batch_size * workers)):
         own = block[rank::workers] or block[:1]
-        yield default_collate(own), len(own)
+        yield collate(own), len(own)
 
 
 def in_order(dataset: Any, batch_size: int) -> Iterator[tuple[Any, int]]:

@@ -12,6 +12,7 @@ from flockstep.optimizers.spec import (
     OptimizerSpec,
     fields_of,
     find_optimizer,
+    require_steps_alone,
 )
 from flockstep.optimizers.state import average_state, learning_rate, reset_state
 from flockstep.optimizers.two_stage import TwoStage
@@ -29,5 +30,6 @@ __all__ = [
     "fields_of",
     "find_optimizer",
     "learning_rate",
+    "require_steps_alone",
     "reset_state",
 ]

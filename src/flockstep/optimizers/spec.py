@@ -151,6 +151,14 @@ def find_optimizer(name: str) -> str:
     return known_spelling("optimizer", name, OPTIMIZERS)
 
 
+def require_steps_alone(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose step computes the loss anew, as that of torch's LBFGS does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is NEEDED:
+        name = type(optimizer).__name__
+        raise InvalidField(f"'optimizer' must not be {name}: {UNFIT['lbfgs']} (got {name!r})")
+
+
 @functools.cache  # signatures do not change
 def fields_of(name: str) -> Mapping[str, OptimizerField]:
     """What an optimizer can be told, from its signature."""

@@ -64,7 +64,7 @@ class AdaComm(Strategy[AdaCommState]):
         require_number("interval_seconds", self.interval_seconds, above=0)
 
     def init(self, worker: Worker) -> AdaCommState:
-        return AdaCommState(self.initial_period, self.interval_seconds)
+        return AdaCommState(self.initial_period, self.interval_seconds, averaged_at=worker.steps)
 
     def after_step(self, worker: Worker, state: AdaCommState) -> None:
         state.losses += worker.loss

@@ -62,8 +62,9 @@ class StaleSync(Strategy[StaleSyncState]):
 
     def init(self, worker: Worker) -> StaleSyncState:
         comm = worker.comm
+        # A worker that begins anew has taken steps before.
+        clocks = comm.shared("clocks", torch.full((comm.size,), worker.steps))
         tick = torch.zeros(comm.size, dtype=torch.int64)
-        clocks = comm.shared("clocks", tick)
         tick[comm.rank] = 1
         return StaleSyncState(ParameterServer.of(worker), tick, clocks=clocks)
 

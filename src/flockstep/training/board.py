@@ -27,6 +27,7 @@ from flockstep.strategies import Strategy, load_state, save_state, shared_tensor
 from flockstep.training.budget import multiple_from, next_multiple
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
+from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import of_replicas, of_table
 from flockstep.worker import StandIn, Worker
 
@@ -276,6 +277,8 @@ class Board:
             squares = (replicas - replicas.mean(0)).square().sum(1)
             look = replace(look, spread=float(squares.mean().sqrt()))
         self.history[pending.number] = look
+        if job.tells_looks:
+            tell_look(worker.comm, look)
         if self.final is None and job.is_reached_by(look):
             self.final = Final(look, table, shown)
 

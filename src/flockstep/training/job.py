@@ -72,6 +72,7 @@ class Job:
         resumed: the checkpoint that the run goes on from.
         start: what a run begins with that goes on with another number of workers.
         snapshots: what takes checkpoints of simulated workers.
+        tells_looks: the launcher wants to hear of every look as it happens.
     """
 
     spec: RunSpec
@@ -86,6 +87,7 @@ class Job:
     keeping: Keeping | None = None
     resumed: Checkpoint | Resumed | None = None
     start: Start | None = field(default=None, repr=False)
+    tells_looks: bool = False
     board: Board | None = field(default=None, repr=False)
     snapshots: Snapshots | None = field(default=None, repr=False)
 

@@ -28,6 +28,7 @@ from flockstep.training.budget import Agreement, is_used_up, next_multiple
 from flockstep.training.figures import EpochLosses, Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.keeper import keeper_of
+from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import judged, of_all_replicas
 from flockstep.worker import Worker
 
@@ -148,6 +149,8 @@ class Observer(ABC):
         look = table.look(job.epoch_at(worker, table), seconds)
         look = judged(worker, job.task, table, look, shown, self.spec.measure)
         self.history.append(look)
+        if job.tells_looks and worker.comm.rank == table.ranks[0]:
+            tell_look(worker.comm, look)
         self.losses.clear()
         if job.is_reached_by(look):
             self.final = Final(look, table, shown)

@@ -33,6 +33,7 @@ from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job, Keeping, sampling_of
 from flockstep.training.loop import train
 from flockstep.training.progress_bar import steps_bar
+from flockstep.training.reporting import OnLook, Reporter
 from flockstep.training.snapshots import Resumed, Snapshots
 from flockstep.training.trace_file import require_trace_path, write_trace
 
@@ -45,6 +46,7 @@ def run(
     *,
     progress: bool | None = None,
     trace: str | Path | None = None,
+    on_look: OnLook | None = None,
     checkpoint: str | Path | None = None,
     every: str | int | Interval = "5 min",
     keep: int = 2,
@@ -53,7 +55,7 @@ def run(
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
     represents them.
 
-    All but the last five arguments are fields of an `fs.RunSpec`, which says what they mean: the
+    All but the last six arguments are fields of an `fs.RunSpec`, which says what they mean: the
     budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
     `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
     `fs.run(spec)` runs a spec that is there already; `backend` may then be a backend object of the
@@ -61,6 +63,11 @@ def run(
 
     `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
     computed, waited and sent when into that file, for ui.perfetto.dev.
+
+    `on_look` is called with every `fs.Look` of the history once, soon after it was taken, and at
+    the end with that of the final model: in the process and the thread that called `run`, under
+    torchrun in that of rank 0. A look that turns out to have been the last of all is followed by
+    that of the final model in its place. What it raises ends the run.
 
     `checkpoint` is a folder from which `fs.resume` goes on as if the run had never stopped; `every`
     says how often it is saved there, in epochs or steps of the run or in minutes by the wall's
@@ -91,8 +98,15 @@ def run(
                 f"'checkpoint' must be a folder without a run (got {str(checkpoint)!r}, which "
                 f"holds one at step {before.step}: fs.resume goes on with it)"
             )
-        return resume(keeping.folder, spec=spec, backend=place, progress=progress, trace=trace)
-    return run_on(place, spec, progress, trace, keeping)
+        return resume(
+            keeping.folder,
+            spec=spec,
+            backend=place,
+            progress=progress,
+            trace=trace,
+            on_look=on_look,
+        )
+    return run_on(place, spec, progress, trace, on_look, keeping)
 
 
 def _often(every: str | int | Interval, keep: int) -> tuple[Interval, int]:
@@ -108,13 +122,14 @@ def resume(
     backend: str | Backend | None = None,
     progress: bool | None = None,
     trace: str | Path | None = None,
+    on_look: OnLook | None = None,
 ) -> Result:
     """Go on with the run that was kept in `folder`, from its last whole checkpoint, and keep it
     there as before.
 
     In the simulator the result is, bit for bit, that of a run which was never stopped; elsewhere it
     is for methods whose workers wait for each other, and for the others all that was saved is as it
-    was. Times by the wall and the trace are of the part since.
+    was. Times by the wall, the trace, and what `on_look` hears are of the part since.
 
     `workers` may be another number where the workers wait for each other and share nothing: all
     then begin with the model that stood for the run, and what was dropped is said. `spec` is needed
@@ -140,6 +155,7 @@ def resume(
         spec.replace(workers=workers),
         progress,
         trace,
+        on_look,
         Keeping(folder, every, keep),
         found,
     )
@@ -200,20 +216,24 @@ def run_on(
     spec: RunSpec,
     progress: bool | None = None,
     trace: str | Path | None = None,
+    on_look: OnLook | None = None,
     keeping: Keeping | None = None,
     resumed: Checkpoint | None = None,
 ) -> Result:
     """Run `spec` on a backend that is there."""
     if progress is not None:
         require_flag("progress", progress)
+    rule = "be callable with an fs.Look"
+    require(on_look is None or callable(on_look), "on_look", rule, on_look)
     if trace is not None:
         require_path("trace", trace)
         require_trace_path(Path(trace))
     if keeping is not None:
         require_folder(keeping.folder)
     spec = spec.replace(workers=place.size(spec.workers))
-    job = prepared(spec, place, traces=trace is not None)
+    job = prepared(spec, place, traces=trace is not None, tells_looks=on_look is not None)
     job = _kept(job, place, keeping, resumed)
+    reporter = None if on_look is None or not place.is_lead else Reporter(job, on_look)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
     title = f"{job.task.name} {spec.strategy.name}"
@@ -225,10 +245,13 @@ def run_on(
             seed=spec.seed,
             on_failure=spec.on_failure,
             watch=watch,
+            hear=None if reporter is None else reporter.hear,
         )
     if job.snapshots is not None:
         job.snapshots.close()
     result = _result(job, outcomes, place, time.perf_counter() - began)
+    if reporter is not None:
+        reporter.complete(result.history, is_resumed=resumed is not None)
     if trace is not None and place.is_lead:
         tracks = [each["trace"] if isinstance(each, dict) else None for each in outcomes]
         write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
@@ -278,7 +301,7 @@ def _without_backend(spec: RunSpec) -> RunSpec:
     return sent
 
 
-def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
+def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: bool = False) -> Job:
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
@@ -299,6 +322,7 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False) -> Job:
         # its own worker's.
         model_from_all=spec.on_failure == "continue" or not place.is_lead,
         trace_limit=events_per_worker(spec.workers) if traces else None,
+        tells_looks=tells_looks,
     )
     if not place.is_virtual:
         return job

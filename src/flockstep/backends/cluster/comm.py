@@ -89,6 +89,9 @@ class ClusterComm(Comm):
             rank for rank, world in enumerate(self.ranks) if world not in self.context.control.lost
         )
 
+    def _tell(self, text: str) -> None:
+        self.context.control.tell("tell", text=text)
+
     # --- time, groups and shared tensors ----------------------------------------------------------
 
     def now(self) -> float:

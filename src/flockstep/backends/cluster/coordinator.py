@@ -12,9 +12,10 @@ import reprlib
 import threading
 import time
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
-from flockstep.backends.base import describe_deadlock, lost_worker
+from flockstep.backends.base import Hearer, describe_deadlock, lost_worker
 from flockstep.backends.cluster.calls import Calls
 from flockstep.backends.cluster.locks import Lock
 from flockstep.backends.cluster.mailbox import Mailbox
@@ -56,6 +57,7 @@ class Coordinator:
     def __init__(self, workers: int, on_failure: str = "stop") -> None:
         self.failure: FlockstepError | None = None
         self.lost: dict[int, WorkerLost] = {}
+        self.told: SimpleQueue[str] = SimpleQueue()  # by workers, for the launcher
         self._continues = on_failure == "continue"
         self._workers = [WorkerRecord() for _ in range(workers)]
         self._calls = Calls(self._answer, workers, must_report=self._continues)
@@ -69,6 +71,11 @@ class Coordinator:
     @property
     def steps(self) -> list[int]:
         return [worker.steps for worker in self._workers]
+
+    def hand_on(self, hear: Hearer | None) -> None:
+        """Let `hear` hear what workers have told."""
+        while hear is not None and not self.told.empty():
+            hear(self.told.get())
 
     @property
     def is_over(self) -> bool:
@@ -165,7 +172,7 @@ class Coordinator:
         if worker.state == LOST:
             return
         self._require_sense(rank, worker, said)
-        if said["do"] not in ("look", "steps"):
+        if said["do"] not in ("look", "steps", "tell"):
             self._stir()
         if "waits_in" in said:
             worker.state, worker.waits_in, worker.passed = WAITING, said["waits_in"], said["passed"]
@@ -173,6 +180,8 @@ class Coordinator:
         match said["do"]:
             case "steps":
                 worker.steps = said["steps"]
+            case "tell":
+                self.told.put(said["text"])
             case "join":
                 self._calls.join(rank, said)
             case "moved":

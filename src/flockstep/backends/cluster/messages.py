@@ -82,6 +82,7 @@ _JOIN: Schema = {
 FROM_WORKERS: Mapping[str, Schema] = {
     "began": {},
     "steps": {"steps": is_count},
+    "tell": {"text": is_text},
     "join": _JOIN,
     "moved": {"group": is_text, "seq": is_count},
     "report": {"group": is_text, "seq": is_count, "ok": is_flag, **_WAIT},

@@ -101,8 +101,10 @@ class Rendezvous:
 
         def look(_: Any = None, seconds: float = 0.0) -> None:
             self._look(seconds)
-            if watch is not None and self._coordinator is not None:
-                watch(self._coordinator.steps)
+            if self._coordinator is not None:
+                self._coordinator.hand_on(launch.hear)
+                if watch is not None:
+                    watch(self._coordinator.steps)
 
         own: Any = None
         own_error: Exception | None = None
@@ -123,6 +125,8 @@ class Rendezvous:
         except RunFailed as failed:
             failure = own_error or failed.error
         else:
+            if self._coordinator is not None:
+                self._coordinator.hand_on(launch.hear)
             return self._results(own)
         raise failure  # out here, where it keeps its cause and gets no other
 

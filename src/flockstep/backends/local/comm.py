@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flockstep.backends.base import usable_cores
+from flockstep.backends.local import payload
 from flockstep.backends.local.arena import DTYPES
-from flockstep.backends.local.process_slot import STEPS, ProcessSlot
+from flockstep.backends.local.process_slot import STEPS, TOLD, ProcessSlot
 from flockstep.backends.local.shared import LocalShared
 from flockstep.comm import (
     REDUCTIONS,
@@ -81,6 +82,10 @@ class LocalComm(Comm):
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) per set
         self._outbox: dict[int, tuple[int, int]] = {}
         self._cores = usable_cores()
+
+    def _tell(self, text: str) -> None:
+        status = self._slot.status
+        status[TOLD] = payload.store(self._slot.arena, (int(status[TOLD]), text))
 
     # --- time and memory --------------------------------------------------------------------------
 

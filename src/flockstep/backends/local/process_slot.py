@@ -28,9 +28,10 @@ from flockstep.errors import WorkerLost
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
 # Columns of the status table, one row per worker. The last two are the launcher's: how it ended,
-# and when that was noticed, or zero. Times are nanoseconds of the system's clock.
-STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, EXIT_CODE, MISSED_AT = range(8)
-COLUMNS = 8
+# and when that was noticed, or zero. Times are nanoseconds of the system's clock. TOLD is the place
+# of the last text for the launcher, which stands beside the place of the one before.
+STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, TOLD, EXIT_CODE, MISSED_AT = range(9)
+COLUMNS = 9
 STARTING, RUNNING, WAITING, ENDED = range(4)
 
 

@@ -27,6 +27,7 @@ from flockstep.backends.local.process_slot import (
     OUTCOME,
     STATE,
     STEPS,
+    TOLD,
     WAITING,
     WAITS,
     StatusTable,
@@ -119,6 +120,7 @@ class Run:
         self._received = b""
         self._exits: deque[tuple[int, int]] = deque()  # (rank, exit code), not looked at yet
         self._suspicion: tuple[list[int], list[int]] | None = None
+        self._heard = [0] * launch.workers  # the place of each worker's last text that was heard
 
     def __enter__(self) -> Run:
         self._arena = Arena.create()
@@ -155,6 +157,7 @@ class Run:
             self._give_orders()
             while self._alive:
                 self._listen()
+                self._hear()
                 while self._exits:
                     self._collect(*self._exits.popleft())
                 if watch:
@@ -179,6 +182,21 @@ class Run:
         for message in map(json.loads, lines):
             self._alive.discard(message["rank"])
             self._exits.append((message["rank"], message["status"]))
+
+    def _hear(self) -> None:
+        """Hand on what workers have told since the last time."""
+        hear = self._launch.hear
+        if hear is None:
+            return
+        for index, heard in enumerate(self._heard):
+            place = newest = int(self._table.rows[index, TOLD])
+            texts = []
+            while place != heard:
+                place, text = payload.load_copy(self._arena, place)
+                texts.append(text)
+            self._heard[index] = newest
+            for text in reversed(texts):
+                hear(text)
 
     def _collect(self, index: int, exit_code: int) -> None:
         """Take over what a worker that has ended left behind."""

@@ -88,9 +88,11 @@ class Run:
             self._coordinator.tick()
             if self._coordinator.failure is not None:
                 raise self._coordinator.failure
+            self._coordinator.hand_on(self._launch.hear)
             if watch is not None:
                 watch(self._coordinator.steps)
         self._print_the_rest()
+        self._coordinator.hand_on(self._launch.hear)
         return [
             self._coordinator.lost.get(rank, result) for rank, result in enumerate(self._results)
         ]

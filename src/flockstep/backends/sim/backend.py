@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, ClassVar
 
 import torch
@@ -93,6 +94,8 @@ class _Simulation:
         self._scheduler = Scheduler(workers, lanes, streams)
         self._program = launch.program
         self._watch = launch.watch
+        self._hear = launch.hear
+        self._told: SimpleQueue[str] = SimpleQueue()
         self._results: list[Any] = [None] * workers
         self._failed_rank = 0
         ranks = tuple(range(workers))
@@ -108,12 +111,13 @@ class _Simulation:
                 backend.network,
                 backend.compute.stopwatch(seed, rank),
                 self._scheduler.slots[rank].meter,
+                self._told.put,
             )
             for rank in ranks
         ]
 
     def run(self) -> list[Any]:
-        scheduler, watch = self._scheduler, self._watch
+        scheduler = self._scheduler
         for slot in scheduler.slots:
             slot.thread = threading.Thread(
                 target=self._work, args=(slot,), name=f"flockstep-{slot.rank}", daemon=True
@@ -122,8 +126,7 @@ class _Simulation:
             start_all([slot.thread for slot in scheduler.slots if slot.thread])
             scheduler.start()
             while not scheduler.finished.wait(LOOK_SECONDS) and scheduler.error is None:
-                if watch:
-                    watch([slot.steps for slot in scheduler.slots])
+                self._look()
         except BaseException as error:
             # Ctrl-C, or the watcher failed: the workers must not go on alone.
             scheduler.fail(error)
@@ -131,11 +134,17 @@ class _Simulation:
         finally:
             self._join()
             scheduler.close()
+        self._look()
         if scheduler.error is not None:
             raise worker_error(self._failed_rank, scheduler.error)
-        if watch:
-            watch([slot.steps for slot in scheduler.slots])
         return self._results
+
+    def _look(self) -> None:
+        """Tell those who watch and hear how far the workers are, and what they said."""
+        while self._hear is not None and not self._told.empty():
+            self._hear(self._told.get())
+        if self._watch is not None:
+            self._watch([slot.steps for slot in self._scheduler.slots])
 
     def _work(self, slot: Slot) -> None:
         """The body of a worker's thread. An interruption may arrive anywhere in it, on the way

@@ -45,6 +45,7 @@ class SimComm(Comm):
         network: Network,
         stopwatch: Stopwatch,
         meter: Meter,
+        tell: Callable[[str], None],
     ) -> None:
         self.rank = rank
         self.size = len(group.ranks)
@@ -56,6 +57,10 @@ class SimComm(Comm):
         self._slot = scheduler.slots[group.ranks[rank]]
         self._network = network
         self._stopwatch = stopwatch
+        self._put = tell
+
+    def _tell(self, text: str) -> None:
+        self._put(text)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -173,6 +178,7 @@ class SimComm(Comm):
             self._network,
             self._stopwatch,
             self.meter,
+            self._put,
         )
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
