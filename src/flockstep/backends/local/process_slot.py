@@ -27,10 +27,11 @@ from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
-# Columns of the status table, one row per worker. The last two are the launcher's: how it ended,
-# and when that was noticed, or zero. Times are nanoseconds of the system's clock.
-STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, EXIT_CODE, MISSED_AT = range(8)
-COLUMNS = 8
+# Columns of the status table, one row per worker. The last three are the launcher's: for how long
+# it had not moved when it was given up, or zero; how it ended; and when that was noticed, or zero.
+# Times are nanoseconds of the system's clock.
+STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, PROCESS, BEATS, FROZEN, EXIT_CODE, MISSED_AT = range(11)
+COLUMNS = 16  # two lines of the cache
 STARTING, RUNNING, WAITING, ENDED = range(4)
 
 
@@ -62,7 +63,8 @@ class StatusTable:
         # Empty if this one was lost before the clock started.
         began = [began for began in self.rows[:, BEGAN].tolist() if began]
         seconds = max(0, int(row[MISSED_AT]) - min(began)) / 1e9 if began else 0.0
-        return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds)
+        frozen = int(row[FROZEN]) / 1e9 or None
+        return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds, frozen)
 
     def say(self, rank: int, text: str) -> None:
         encoded = text.encode()[: TEXT_BYTES - 1] + b"\0"
