@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flockstep.backends import (
+    PATIENCE_SECONDS,
     Backend,
     Compute,
     Launch,
@@ -15,7 +16,6 @@ from flockstep.backends import (
     Torchrun,
     Watcher,
 )
-from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.errors import unknown_name
 from flockstep.fields import require
 from flockstep.network import Network

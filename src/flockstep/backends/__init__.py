@@ -1,6 +1,7 @@
 """What starts workers and carries their tensors."""
 
 from flockstep.backends.base import ON_FAILURE, Backend, Launch, Program, Watcher
+from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray
 from flockstep.backends.sim import Compute, Simulator, run_aside
@@ -8,6 +9,7 @@ from flockstep.backends.torchrun import Torchrun
 
 __all__ = [
     "ON_FAILURE",
+    "PATIENCE_SECONDS",
     "Backend",
     "Compute",
     "Launch",

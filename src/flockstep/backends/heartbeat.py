@@ -1,23 +1,20 @@
 """How a process that is frozen is told from one that is slow.
 
-Every process that is watched gives a sign of life ten times per `patience`, from a thread of its own:
-whatever its program does meanwhile, sleeping or computing for hours, the signs go on. They end when
-the process does not run at all: it was stopped, or its machine is swapped out."""
+Every process that is watched gives a sign of life ten times per `patience`, from a thread of its
+own: whatever its program does meanwhile, sleeping or computing for hours, the signs go on. They end
+when the process does not run at all: it was stopped, or its machine is swapped out."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 from flockstep.fields import require_number
 
 PATIENCE_SECONDS = 300.0
 SIGNS_PER_PATIENCE = 10
 SHORTEST_PAUSE = 0.05
-
-Who = TypeVar("Who", bound=Hashable)
 
 
 def require_patience(value: float | None) -> None:
@@ -73,13 +70,14 @@ class Watchdog:
     def __init__(self, patience: float | None) -> None:
         self._patience = patience
         self._looked_at = time.monotonic()
-        self._signs: dict[Hashable, object] = {}
-        self._still: dict[Hashable, float] = {}  # seconds without a new sign
+        self._signs: Mapping[int, object] = {}
+        self._still: dict[int, float] = {}  # seconds without a new sign
 
-    def look(self, signs: Callable[[], Mapping[Who, object]]) -> dict[Who, float]:
+    def look(self, signs: Callable[[], Mapping[int, object]]) -> dict[int, float]:
         """Who is frozen, and for how many seconds. Call it as often as you like.
 
-        `signs()` has something of everybody who is watched that changes while it lives."""
+        `signs()` has, by rank, something of everybody who is watched that changes while it
+        lives."""
         if self._patience is None:
             return {}
         pause = pause_between_signs(self._patience)
@@ -90,9 +88,9 @@ class Watchdog:
         awake = min(passed, 2 * pause)
 
         seen = signs()
-        still: dict[Who, float] = {}
-        for who, sign in seen.items():
-            is_new = who not in self._signs or self._signs[who] != sign
-            still[who] = 0.0 if is_new else self._still[who] + awake
-        self._signs, self._still = dict(seen), dict(still)
-        return {who: seconds for who, seconds in still.items() if seconds >= self._patience}
+        still: dict[int, float] = {}
+        for rank, sign in seen.items():
+            is_new = rank not in self._signs or self._signs[rank] != sign
+            still[rank] = 0.0 if is_new else self._still[rank] + awake
+        self._signs, self._still = seen, still
+        return {rank: seconds for rank, seconds in still.items() if seconds >= self._patience}
