@@ -7,6 +7,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -134,7 +135,9 @@ def _tensor(connection: Connection) -> Tensor:
 
 
 class LauncherChannel:
-    """A launcher's side of its connection to rank 0. `patience` is that with rank 0."""
+    """A launcher's side of its connection to rank 0. `patience` is that with rank 0.
+
+    Where rank 0 cannot be told something any more, `look` says why."""
 
     def __init__(self, connection: Connection, rank: int, patience: float | None = None) -> None:
         self._connection = connection
@@ -162,7 +165,7 @@ class LauncherChannel:
             raise FlockstepError(
                 f"rank {self._rank} cannot send what its program returned: {error}"
             ) from error
-        with self._connection.sending:
+        with suppress(OSError), self._connection.sending:
             self._connection.say({"do": "result", "tree": tree, "tensors": len(tensors)})
             for tensor in tensors:
                 header = Header(
@@ -176,10 +179,14 @@ class LauncherChannel:
 
     def tell_lost(self, lost: WorkerLost) -> None:
         names = ("exit_code", "step", "frozen_seconds")
-        self._connection.say({"do": "lost"} | {name: getattr(lost, name) for name in names})
+        self._tell({"do": "lost"} | {name: getattr(lost, name) for name in names})
 
     def tell_raised(self, error: BaseException) -> None:
-        self._connection.say({"do": "raised", "error": encode_error(error)})
+        self._tell({"do": "raised", "error": encode_error(error)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):
+            self._connection.say(message)
 
     def look(self, seconds: float) -> FlockstepError | None:
         """Listen for at most that long. The error, if the run has failed; `is_over` says that it

@@ -64,7 +64,10 @@ class ForkServer:
 
     def _obey(self) -> bool:
         """Do what the launcher says next; False when it has gone."""
-        line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 2)
+        try:
+            line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 2)
+        except ConnectionResetError:
+            return False  # it was killed before it had read all that it was told
         while line and not line.endswith(b"\n"):
             line += self._launcher.recv(1 << 16)
         for message in map(json.loads, line.splitlines()):
