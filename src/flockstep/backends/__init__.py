@@ -1,6 +1,13 @@
 """What starts workers and carries their tensors."""
 
-from flockstep.backends.base import ON_FAILURE, Backend, Launch, Program, Watcher
+from flockstep.backends.base import (
+    ON_FAILURE,
+    Backend,
+    Launch,
+    Program,
+    Watcher,
+    one_interrupt,
+)
 from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray
@@ -19,5 +26,6 @@ __all__ = [
     "Simulator",
     "Torchrun",
     "Watcher",
+    "one_interrupt",
     "run_aside",
 ]

@@ -91,7 +91,7 @@ class Backend(ABC):
 @contextmanager
 def one_interrupt() -> Iterator[None]:
     """Ctrl-C interrupts what is done inside once. Until it has been cleaned up after, others are
-    ignored, as they would leave workers behind.
+    ignored, as they would leave workers behind. Whoever sets another handler inside keeps it.
     """
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -109,7 +109,8 @@ def one_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
 
 
 def require_linux(backend: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
 import click
 
+from flockstep.backends import one_interrupt
 from flockstep.cli.data import data
 from flockstep.cli.demo import demo
 from flockstep.cli.inspect import inspect
@@ -25,6 +27,7 @@ for command in (run, demo, inspect, list_names, data):
     cli.add_command(command)
 
 
+@one_interrupt()
 def main() -> NoReturn:
     """Run the command; what goes wrong on purpose is one line on stderr."""
     try:
@@ -36,6 +39,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # for good: Python itself has to end, too
         click.echo("flockstep: interrupted", err=True)
         sys.exit(130)
     sys.exit(0)

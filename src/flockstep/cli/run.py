@@ -74,6 +74,12 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="A field of the strategy; repeatable.",
 )
 @_spec_flags
+@click.option(
+    "--patience",
+    metavar="SECONDS",
+    help="A worker whose process does not run at all for so long is lost; none: wait for ever.  "
+    "[default: 300]",
+)
 @click.option("--print-spec", is_flag=True, help="Print the run as TOML in place of running it.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a trace of the run there.")
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
@@ -87,6 +93,7 @@ def run(
     task: str,
     strategy: str | None,
     settings: tuple[str, ...],
+    patience: str | None,
     print_spec: bool,
     trace: Path | None,
     out: Path | None,
@@ -113,11 +120,14 @@ def run(
         click.echo(spec.to_json() if for_machines else spec.to_toml(), nl=for_machines)
         return
 
-    is_lead = make_backend(spec.backend).is_lead
+    place = None
+    if patience is not None:
+        place = make_backend(spec.backend, read_value("--patience", patience, float | None))
+    is_lead = (place or make_backend(spec.backend)).is_lead
     if out and is_lead:
         require_result_folder(out)  # before the run, whose result would be lost
     try:
-        result = train(spec, trace=trace)
+        result = train(spec, backend=place, trace=trace)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
         if not _is_file(task) or isinstance(error, WorkerError):
             raise
