@@ -550,7 +550,8 @@ TREES = [
     {"module": ["m", {"dict": [3]}]},
 ]  # fmt: skip
 TO_COLLECTOR: list[dict[str, Any]] = [
-    {"do": "lost", "exit_code": -9, "step": 4},
+    {"do": "lost", "exit_code": -9, "step": 4, "frozen_seconds": 2.5},
+    {"do": "beat"},
     {"do": "raised", "error": ERROR},
     {"do": "result", "tree": {"list": [1.5, {"tensor": 0}]}, "tensors": 1},
 ]

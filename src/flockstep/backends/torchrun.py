@@ -119,7 +119,6 @@ class Torchrun(Backend):
     def __init__(self, patience: float | None = PATIENCE_SECONDS) -> None:
         require_linux("torchrun")
         self._local = LocalProcesses(patience)
-        self.patience = patience
 
     def __enter__(self) -> Torchrun:
         self._local.__enter__()
@@ -130,6 +129,10 @@ class Torchrun(Backend):
 
     def __repr__(self) -> str:
         return f"Torchrun(patience={self.patience!r})"
+
+    @property
+    def patience(self) -> float | None:
+        return self._local.patience
 
     @property
     def is_lead(self) -> bool:

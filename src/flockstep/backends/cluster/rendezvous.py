@@ -105,7 +105,6 @@ class Rendezvous:
             run=self.directory.run,
             token=self.directory.token,
             host=self._host,
-            patience=None,  # its launcher has it with rank 0's
         )
 
     def launch(self, local: LocalProcesses, launch: Launch) -> list[Any]:
@@ -134,7 +133,9 @@ class Rendezvous:
             while not self._channel.is_over:
                 look(seconds=LOOK_SECONDS)
         except RunFailed as failed:
-            failure = own_error or failed.error
+            # Of a rank that was given up that is the news, not what its worker ran into then.
+            is_given_up = isinstance(failed.error, WorkerLost) and failed.error.rank == self._rank
+            failure = failed.error if is_given_up else own_error or failed.error
         else:
             return self._results(own)
         raise failure  # out here, where it keeps its cause and gets no other

@@ -35,7 +35,8 @@ class Membership:
     run: bytes
     token: bytes
     host: str  # the address of this worker's own host
-    patience: float | None  # with the coordinator
+    # With the coordinator; None where a launcher of its own watches over that one.
+    patience: float | None = None
 
     def __repr__(self) -> str:
         # The token is nobody's business.
