@@ -116,16 +116,16 @@ def test_a_frozen_worker_ends_a_run_that_must_stop(impatient, tmp_path):
 
 
 def test_a_worker_is_not_frozen_while_a_call_keeps_its_heartbeat_waiting(local, monkeypatch):
-    """Such a call holds Python's lock; the system sees that it computes."""
-    monkeypatch.setattr(local, "patience", 0.3)
+    """Such a call holds Python's lock, as a large power does; the system sees that it computes."""
+    monkeypatch.setattr(local, "patience", 1.0)
 
     def program(comm):
-        # Python holds its lock while it multiplies: about a second here.
-        began = time.monotonic()
-        number = 3**400_000
-        while time.monotonic() < began + 1.0:
-            product = number * number
-            number = product if time.monotonic() < began + 0.3 else number
+        exponent, seconds = 500_000, 0.0
+        while seconds < 1.5:
+            exponent *= 2
+            began = time.monotonic()
+            _ = 3**exponent
+            seconds = time.monotonic() - began
         return True
 
     assert fs.launch(program, 1, local) == [True]
