@@ -18,6 +18,7 @@ from flockstep.models import LeNet5
 PROCESSES = 8
 ALL_REDUCES = {62_000: 200, 665_000: 50, 11_100_000: 6}  # calls to time, by elements
 ALL_REDUCE_WARM_UP = 3
+HEARTBEAT_ALL_REDUCE = (1_000, 1_000)  # elements, and calls to time
 TRAINERS = 4
 TRAINING_STEPS = 200
 TRAINING_WARM_UP = 8
@@ -59,6 +60,18 @@ def _all_reduce_seconds(
 
     first: float = fs.launch(program, PROCESSES, local)[0]
     return first
+
+
+def _heartbeat() -> list[Sample]:
+    """By turns, so that both see the same machine."""
+    rounds = 4
+    watched = unwatched = 0.0
+    with fs.LocalProcesses() as local, fs.LocalProcesses(patience=None) as careless:
+        for _ in range(rounds):
+            unwatched += _all_reduce_seconds(careless, *HEARTBEAT_ALL_REDUCE, in_place=True)
+            watched += _all_reduce_seconds(local, *HEARTBEAT_ALL_REDUCE, in_place=True)
+    figures = {"with": 1e6 * watched / rounds, "without": 1e6 * unwatched / rounds}
+    return [Sample(unwatched / watched, figures)]
 
 
 def _launch() -> list[Sample]:
@@ -105,6 +118,19 @@ BENCHMARKS = (
         ],
         _all_reduce,
         repeats=3,
+    ),
+    Benchmark(
+        [
+            Case(
+                "heartbeat",
+                "sum of 1,000 floats over 8 processes that are watched (patience=300), "
+                "speed against patience=None",
+                bound=0.95,
+                figure_unit="µs",
+            )
+        ],
+        _heartbeat,
+        repeats=5,
     ),
     Benchmark(
         [

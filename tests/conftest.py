@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ Launch = Callable[..., list[Any]]
 CLUSTER_FILES = {
     "test_cluster_parts.py",
     "test_examples.py",
+    "test_frozen_workers.py",
     "test_left_behind.py",
     "test_local.py",
     "test_lost_workers.py",
@@ -99,8 +101,9 @@ class Done:
 @pytest.fixture
 def flockstep(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Done]:
-    """The command in this process, which has torch loaded."""
+) -> Iterator[Callable[..., Done]]:
+    """The command in this process, which has torch loaded, and goes on after Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr("sys.argv", ["flockstep", *arguments])
@@ -108,7 +111,8 @@ def flockstep(
             main()
         return Done(ended.value.code, *capfd.readouterr())
 
-    return run
+    yield run
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

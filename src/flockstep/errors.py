@@ -7,7 +7,7 @@ FlockstepError
 ├── MismatchError    workers called different collectives, or with different tensors
 ├── DeadlockError    every worker waits for another
 ├── WorkerError      a worker's own code raised                  (also of the type that it raised)
-├── WorkerLost       a worker's process ended without a word
+├── WorkerLost       a worker's process ended without a word, or is frozen
 ├── NonFiniteLoss    a loss became infinite or not a number
 ├── DataError        a file of a data set is missing, damaged or not what it should be
 ├── ResultError      a folder does not hold a result that can be read, or takes none
@@ -53,10 +53,11 @@ class WorkerError(FlockstepError):
 
 
 class WorkerLost(FlockstepError):
-    """A worker's process ended without a result: killed, crashed or exited.
+    """A worker's process ended without a result: killed, crashed or exited; or it was given up as
+    it had not moved for longer than the backend's patience.
 
-    `step` is its last one, `seconds` the time of the run at which it was missed; None where that is
-    not known."""
+    `step` is its last one, `seconds` the time of the run at which it was missed, `frozen_seconds`
+    how long it had not moved; None where that is not known, or not so."""
 
     def __init__(
         self,
@@ -65,12 +66,14 @@ class WorkerLost(FlockstepError):
         exit_code: int | None = None,
         step: int | None = None,
         seconds: float | None = None,
+        frozen_seconds: float | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.exit_code = exit_code
         self.step = step
         self.seconds = seconds
+        self.frozen_seconds = frozen_seconds
 
 
 class NonFiniteLoss(FlockstepError):

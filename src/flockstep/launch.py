@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flockstep.backends import (
+    PATIENCE_SECONDS,
     Backend,
     Compute,
     Hearer,
@@ -36,6 +37,7 @@ def launch(
     network: Network | str | None = None,
     compute: Compute | float | None = None,
     lanes: int | None = None,
+    patience: float | None = PATIENCE_SECONDS,
     on_failure: str = "stop",
     watch: Watcher | None = None,
     hear: Hearer | None = None,
@@ -51,6 +53,8 @@ def launch(
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
         network, compute, lanes: the simulator's links, or the name of a preset; its step times, or
             seconds; and how many workers compute side by side.
+        patience: on the other backends, a worker whose process has not run at all for that many
+            seconds is lost as if it had died. None: wait for ever.
         on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
             "continue": when a worker's process dies, the others go on, and its place in the list
             holds a `WorkerLost`; if nobody is left, the last one is raised. A program that raises
@@ -63,20 +67,26 @@ def launch(
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
     require(callable(program), "program", "be callable", program)
-    chosen = make_backend(backend, network=network, compute=compute, lanes=lanes)
+    chosen = make_backend(backend, patience, network=network, compute=compute, lanes=lanes)
     return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch, hear))
 
 
-def make_backend(backend: str | Backend, **options: Any) -> Backend:
+def make_backend(
+    backend: str | Backend, patience: float | None = PATIENCE_SECONDS, **options: Any
+) -> Backend:
     """The backend of that name with the options that were given; a backend object is taken as it
-    is.
+    is. All options but `patience` are the simulator's.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if patience != PATIENCE_SECONDS:
+        given["patience"] = patience
     if isinstance(backend, Backend):
         require(not given, next(iter(given), ""), "be set on the backend object", backend)
         return backend
     require_name("backend", backend, BACKENDS)
-    if backend != "sim":
-        for name, value in given.items():
-            require(False, name, "be left out with a backend other than 'sim'", value)
+    for name, value in given.items():
+        if name == "patience":
+            require(backend != "sim", name, "be left out with backend 'sim'", value)
+        else:
+            require(backend == "sim", name, "be left out with a backend other than 'sim'", value)
     return BACKENDS[backend](**given)

@@ -384,6 +384,26 @@ def test_ctrl_c_again_and_again_is_one_ctrl_c(name, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_again_and_again_is_one_line_of_the_command(flockstep):
+    """The command interrupts once, and then has Python end in peace."""
+    threads = threading.active_count()
+
+    def interrupt():
+        while threading.active_count() < threads + 3:  # this one, and two simulated workers
+            time.sleep(0.01)
+        for _ in range(4):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    done = flockstep("run", "digits-mlp", "sync_sgd", "--workers", "2", "--epochs", "10000")
+    thread.join()
+    assert done.returncode == 130
+    assert done.stderr.strip() == "flockstep: interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def test_a_comm_is_of_no_use_after_its_launch():
     def program(comm):
         return comm, comm.shared("x", torch.zeros(1))

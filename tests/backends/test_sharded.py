@@ -47,7 +47,7 @@ def shared_by(
     """The shared tensor as the worker of rank 0 sees it. It has no control channel: nobody
     takes a lock here.
     """
-    control: Any = SimpleNamespace(rank=0)
+    control: Any = SimpleNamespace(rank=0, lost_launchers=set())
     peers = Peers(Directory(tuple(home.address for home in homes), RUN, TOKEN), 0)
     stack.callback(lambda: [connection.close() for connection in peers._connections.values()])
     context: Any = WorkerContext(control, None, 0, continues, None, None)  # type: ignore[arg-type]

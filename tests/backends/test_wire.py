@@ -538,7 +538,8 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(served):
 
 ERROR = {
     "type": "WorkerError", "text": "rank 0 raised KeyError: 'x'", "notes": ["note"], "rank": 0,
-    "exit_code": None, "step": 3, "seconds": 0.5, "cause": "KeyError", "cause_text": "x",
+    "exit_code": None, "step": 3, "seconds": 0.5, "frozen_seconds": None,
+    "cause": "KeyError", "cause_text": "x",
 }  # fmt: skip
 TREES = [
     3, {"tensor": 0}, {"array": {"tensor": 0}}, {"scalar": {"tensor": 0}}, {"bytes": "00ff"},
@@ -550,7 +551,8 @@ TREES = [
     {"module": ["m", {"dict": [3]}]},
 ]  # fmt: skip
 TO_COLLECTOR: list[dict[str, Any]] = [
-    {"do": "lost", "exit_code": -9, "step": 4},
+    {"do": "lost", "exit_code": -9, "step": 4, "frozen_seconds": 2.5},
+    {"do": "beat"},
     {"do": "raised", "error": ERROR},
     {"do": "result", "tree": {"list": [1.5, {"tensor": 0}]}, "tensors": 1},
 ]

@@ -130,6 +130,8 @@ def test_flags_take_the_place_of_a_files_fields(flockstep, file):
         (["--device", "tpu"], "'device' must be one of 'cpu', 'cuda', 'auto' (got 'tpu')"),
         (["--seed", str(2**63)], "'seed' must be below 2**63"),
         (["--backend", "local", "--network", "wifi"], "'network' must be left out with a backend"),
+        (["--patience", "60"], "'patience' must be left out with backend 'sim' (got 60.0)"),
+        (["--backend", "local", "--patience", "0"], "'patience' must be above 0 and finite"),
     ],
 )
 def test_a_flag_that_is_wrong_is_one_line_on_stderr(refused, file, flags, message):

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 import flockstep as fs
-from flockstep.backends import torchrun
+from flockstep.backends import PATIENCE_SECONDS, torchrun
 
 RANKS = 8
 START_SECONDS = 90
@@ -65,6 +65,7 @@ class TorchrunSession(fs.Backend):
                 connection, _ = listener.accept()
                 self._ranks[receive(connection)] = connection
         self.outcomes: list[tuple[bool, Any, Any]] = []
+        self.patience: float | None = PATIENCE_SECONDS
 
     def close(self) -> None:
         for connection in self._ranks.values():
@@ -87,7 +88,8 @@ class TorchrunSession(fs.Backend):
         cloudpickle.dumps(sent)  # an error in the test, not in the middle of a message
         for rank in range(RANKS):
             asked = (watch is not None, hear is not None)
-            send(self._ranks[rank], (sent if rank < workers else None, asked))
+            order = sent if rank < workers else None, asked, self.patience
+            send(self._ranks[rank], order)
         failed: BaseException | None = None
         while isinstance(said := receive(self._ranks[0]), dict):
             try:
@@ -117,7 +119,7 @@ def serve(path: str) -> None:
     with fs.Torchrun() as backend:
         send(connection, rank)
         while (order := receive(connection)) is not None:
-            launch, (is_watched, is_heard) = order
+            launch, (is_watched, is_heard), backend._local.patience = order
             if launch is None:
                 torchrun._next_launch()  # as if it had taken part
                 continue

@@ -1,6 +1,15 @@
 """What starts workers and carries their tensors."""
 
-from flockstep.backends.base import ON_FAILURE, Backend, Hearer, Launch, Program, Watcher
+from flockstep.backends.base import (
+    ON_FAILURE,
+    Backend,
+    Hearer,
+    Launch,
+    Program,
+    Watcher,
+    one_interrupt,
+)
+from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray
 from flockstep.backends.sim import Compute, Simulator, run_aside
@@ -8,6 +17,7 @@ from flockstep.backends.torchrun import Torchrun
 
 __all__ = [
     "ON_FAILURE",
+    "PATIENCE_SECONDS",
     "Backend",
     "Compute",
     "Hearer",
@@ -18,5 +28,6 @@ __all__ = [
     "Simulator",
     "Torchrun",
     "Watcher",
+    "one_interrupt",
     "run_aside",
 ]

@@ -97,7 +97,7 @@ class Backend(ABC):
 @contextmanager
 def one_interrupt() -> Iterator[None]:
     """Ctrl-C interrupts what is done inside once. Until it has been cleaned up after, others are
-    ignored, as they would leave workers behind.
+    ignored, as they would leave workers behind. Whoever sets another handler inside keeps it.
     """
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -115,7 +115,8 @@ def one_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
 
 
 def require_linux(backend: str) -> None:
@@ -148,11 +149,19 @@ def source_line(frame: FrameType | None) -> str:
     return line
 
 
-def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | None) -> WorkerLost:
+def lost_worker(
+    rank: int,
+    exit_code: int | None,
+    step: int,
+    seconds: float | None,
+    frozen_seconds: float | None = None,
+) -> WorkerLost:
     """The error for a worker whose process has ended; a negative exit code is the signal that
-    killed it.
+    killed it. One that was frozen was killed because of that.
     """
-    if exit_code is None:
+    if frozen_seconds is not None:
+        how = f"has not moved for {frozen_seconds:.1f} s"
+    elif exit_code is None:
         how = "went away"
     elif exit_code < 0:
         # Most real-time signals have no name.
@@ -160,7 +169,8 @@ def lost_worker(rank: int, exit_code: int | None, step: int, seconds: float | No
         how = f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
     else:
         how = f"exited with {exit_code}"
-    return WorkerLost(f"rank {rank} {how} after step {step}", rank, exit_code, step, seconds)
+    message = f"rank {rank} {how} after step {step}"
+    return WorkerLost(message, rank, exit_code, step, seconds, frozen_seconds)
 
 
 def describe_deadlock(

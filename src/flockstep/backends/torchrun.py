@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from flockstep.backends.base import Backend, Launch, one_interrupt, require_linux, usable_cores
+from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.backends.local import LocalProcesses
 from flockstep.errors import InvalidField
 from flockstep.fields import require
@@ -108,11 +109,16 @@ class Torchrun(Backend):
     Every process that torchrun starts calls `launch`; rank 0 gets all results, the others their own
     and None for the rest. A worker runs in a process of its own beside its launcher. To launch
     often, keep what it is forked from: `with fs.Torchrun() as backend: fs.launch(program,
-    backend=backend)`."""
+    backend=backend)`.
 
-    def __init__(self) -> None:
+    Fields:
+        patience: a worker, or a launcher, whose process has not run at all for that many seconds
+            is lost. One that sleeps or computes for long is not. None: wait for ever.
+    """
+
+    def __init__(self, patience: float | None = PATIENCE_SECONDS) -> None:
         require_linux("torchrun")
-        self._local = LocalProcesses()
+        self._local = LocalProcesses(patience)
 
     def __enter__(self) -> Torchrun:
         self._local.__enter__()
@@ -122,7 +128,11 @@ class Torchrun(Backend):
         self._local.__exit__(*exception)
 
     def __repr__(self) -> str:
-        return "Torchrun()"
+        return f"Torchrun(patience={self.patience!r})"
+
+    @property
+    def patience(self) -> float | None:
+        return self._local.patience
 
     @property
     def is_lead(self) -> bool:
@@ -148,7 +158,13 @@ class Torchrun(Backend):
         self.size(launch.workers)
         store = PrefixStore(f"flockstep {world.attempt} {_next_launch()}", _store(world))
         with Rendezvous(
-            store, world.host, world.rank, world.size, world.secret, launch.on_failure
+            store,
+            world.host,
+            world.rank,
+            world.size,
+            world.secret,
+            launch.on_failure,
+            self.patience,
         ) as rendezvous:
             threads = max(1, usable_cores() // world.local_size)
             membership = rendezvous.membership(launch.seed, world.store)

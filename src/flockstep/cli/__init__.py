@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from flockstep.backends import one_interrupt
 from flockstep.cli.commands import usage_line
 from flockstep.cli.data import data
 from flockstep.cli.demo import demo
@@ -29,6 +31,7 @@ for command in (run, show, demo, inspect, list_names, data):
     cli.add_command(command)
 
 
+@one_interrupt()
 def main() -> NoReturn:
     """Run the command; what goes wrong on purpose, or in the user's own code, is one line on
     stderr.
@@ -42,6 +45,7 @@ def main() -> NoReturn:
         click.echo(f"flockstep: {usage_line(error)}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # for good: Python itself has to end, too
         click.echo("flockstep: interrupted", err=True)
         sys.exit(130)
     except Exception as error:

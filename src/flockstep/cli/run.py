@@ -92,6 +92,12 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     metavar="RANK=FACTOR",
     help="A rank whose steps take so many times as long in the simulator; repeatable.",
 )
+@click.option(
+    "--patience",
+    metavar="SECONDS",
+    help="A worker whose process does not run at all for so long is lost; none: wait for ever.  "
+    "[default: 300]",
+)
 @click.option("--print-spec", is_flag=True, help="Print the run as TOML in place of running it.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a trace of the run there.")
 @click.option(
@@ -112,6 +118,7 @@ def run(
     strategy: str | None,
     settings: tuple[str, ...],
     slow: tuple[str, ...],
+    patience: str | None,
     print_spec: bool,
     trace: Path | None,
     log: tuple[str, ...],
@@ -141,12 +148,15 @@ def run(
         click.echo(spec.to_json() if for_machines else spec.to_toml(), nl=for_machines)
         return
 
-    is_lead = make_backend(spec.backend).is_lead
+    place = None
+    if patience is not None:
+        place = make_backend(spec.backend, read_value("--patience", patience, float | None))
+    is_lead = (place or make_backend(spec.backend)).is_lead
     if out and is_lead:
         _prepare_folder(out)
     try:
         with logged(log if is_lead else (), spec) as on_look:
-            result = train(spec, trace=trace, on_look=on_look)
+            result = train(spec, backend=place, trace=trace, on_look=on_look)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
         if not _is_file(task) or isinstance(error, WorkerError):
             raise

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import select
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -25,15 +27,19 @@ from flockstep.backends.cluster.wire import (
     WireError,
     raw,
 )
+from flockstep.backends.heartbeat import Watchdog
 from flockstep.errors import FlockstepError, WorkerLost
 
 
 class ResultCollector:
     """Rank 0's side. Every launcher says, on a connection of its own, how its worker ended."""
 
-    def __init__(self, coordinator: Coordinator, workers: int) -> None:
+    def __init__(
+        self, coordinator: Coordinator, workers: int, patience: float | None = None
+    ) -> None:
         self._coordinator = coordinator
         self._workers = workers
+        self._watchdog = Watchdog(patience)
         self._connections: dict[int, Connection] = {}
         self._results: dict[int, tuple[Any, list[Tensor]]] = {}
         self._told = False
@@ -55,7 +61,9 @@ class ResultCollector:
                         decode(said["tree"], tensors)
                         self._results[rank] = (said["tree"], tensors)
                     case "lost":
-                        self._coordinator.declare_lost(rank, said["exit_code"], said["step"])
+                        self._coordinator.declare_lost(
+                            rank, said["exit_code"], said["step"], said["frozen_seconds"]
+                        )
                     case "raised":
                         self._coordinator.fail(decode_error(said["error"]))
         except OSError:
@@ -64,11 +72,16 @@ class ResultCollector:
             with self._guard:
                 del self._connections[rank]
             if not self._told:
-                self._coordinator.declare_lost(rank)
+                self._coordinator.declare_lost(rank, with_launcher=True)
+
+    def beat(self) -> None:
+        """Let all launchers know that this process lives."""
+        self._tell_all({"beat": True})
 
     def tick(self) -> None:
         """Call now and then: tell all launchers when the run is over, or why it has failed."""
         coordinator = self._coordinator
+        self._look_for_frozen()
         coordinator.tick()
         ended = self._results.keys() | coordinator.lost.keys()
         if self._told or (coordinator.failure is None and len(ended) < self._workers):
@@ -78,13 +91,29 @@ class ResultCollector:
             verdict: dict[str, Any] = {"failure": encode_error(coordinator.failure)}
         else:
             verdict = {"over": [encode_error(error) for error in coordinator.lost.values()]}
+        self._tell_all(verdict)
+
+    def _look_for_frozen(self) -> None:
+        """Give launchers up that do not move: no host has anything to do with them any more."""
+        for rank, seconds in self._watchdog.look(self._signs_of_life).items():
+            self._coordinator.declare_lost(rank, frozen_seconds=seconds, with_launcher=True)
+            error = self._coordinator.lost.get(rank)
+            if error is not None:  # what it hears should it come back to life
+                self._tell_all({"failure": encode_error(error)}, only=rank)
+            self._tell_all({"gone": rank})
+
+    def _signs_of_life(self) -> dict[int, int]:
         with self._guard:
-            connections = list(self._connections.values())
+            return {rank: each.arrived for rank, each in self._connections.items()}
+
+    def _tell_all(self, message: dict[str, Any], only: int | None = None) -> None:
+        with self._guard:
+            connections = [each for rank, each in self._connections.items() if only in (None, rank)]
         for connection in connections:
             try:
-                connection.say(verdict)
+                connection.say(message)
             except OSError:
-                pass  # a launcher that is gone needs no verdict
+                pass  # the thread that serves it notices, too
 
     @property
     def is_empty(self) -> bool:
@@ -106,13 +135,26 @@ def _tensor(connection: Connection) -> Tensor:
 
 
 class LauncherChannel:
-    """A launcher's side of its connection to rank 0."""
+    """A launcher's side of its connection to rank 0. `patience` is that with rank 0.
 
-    def __init__(self, connection: Connection, rank: int) -> None:
+    Where rank 0 cannot be told something any more, `look` says why."""
+
+    def __init__(self, connection: Connection, rank: int, patience: float | None = None) -> None:
         self._connection = connection
         self._rank = rank
+        self._watchdog = Watchdog(patience)
         self.is_over = False
         self.lost: list[WorkerLost] = []
+        self.gone: set[int] = set()  # ranks whose launchers were given up
+        self.is_hearing = False
+
+    def be_patient(self, idle: Callable[[], None]) -> None:
+        """Call `idle` now and then while rank 0 does not take what it is told."""
+        self._connection.be_patient(idle)
+
+    def beat(self) -> None:
+        """Let rank 0 know that this process lives."""
+        self._connection.say({"do": "beat"})
 
     def bring(self, value: Any) -> None:
         """Send what this rank's worker returned."""
@@ -123,36 +165,52 @@ class LauncherChannel:
             raise FlockstepError(
                 f"rank {self._rank} cannot send what its program returned: {error}"
             ) from error
-        self._connection.say({"do": "result", "tree": tree, "tensors": len(tensors)})
-        for tensor in tensors:
-            header = Header(
-                TENSOR,
-                self._connection.run,
-                dtype=tensor.dtype,
-                shape=tuple(tensor.shape),
-                length=tensor.nbytes,
-            )
-            self._connection.send(header, raw(tensor))
+        with suppress(OSError), self._connection.sending:
+            self._connection.say({"do": "result", "tree": tree, "tensors": len(tensors)})
+            for tensor in tensors:
+                header = Header(
+                    TENSOR,
+                    self._connection.run,
+                    dtype=tensor.dtype,
+                    shape=tuple(tensor.shape),
+                    length=tensor.nbytes,
+                )
+                self._connection.send(header, raw(tensor))
 
     def tell_lost(self, lost: WorkerLost) -> None:
-        self._connection.say({"do": "lost", "exit_code": lost.exit_code, "step": lost.step})
+        names = ("exit_code", "step", "frozen_seconds")
+        self._tell({"do": "lost"} | {name: getattr(lost, name) for name in names})
 
     def tell_raised(self, error: BaseException) -> None:
-        self._connection.say({"do": "raised", "error": encode_error(error)})
+        self._tell({"do": "raised", "error": encode_error(error)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):
+            self._connection.say(message)
 
     def look(self, seconds: float) -> FlockstepError | None:
         """Listen for at most that long. The error, if the run has failed; `is_over` says that it
         has ended.
         """
-        if self.is_over or not select.select([self._connection.socket], [], [], seconds)[0]:
+        if self.is_over:
             return None
+        if not select.select([self._connection.socket], [], [], seconds)[0]:
+            return self._frozen()
+        self.is_hearing = True
         try:
             message = self._connection.hear()
         except OSError:
             message = None
+        finally:
+            self.is_hearing = False
         if message is None:
             return WorkerLost("the launcher of rank 0 is gone", rank=0)
         match message:
+            case {"beat": True}:
+                return None
+            case {"gone": int(rank)}:
+                self.gone.add(rank)
+                return None
             case {"failure": dict(said)}:
                 return decode_error(said)
             case {"over": list(losses)} if all(isinstance(said, dict) for said in losses):
@@ -163,6 +221,13 @@ class LauncherChannel:
         raise WireError(
             f"rank 0 told rank {self._rank} neither that the run is over nor why it has failed"
         )
+
+    def _frozen(self) -> WorkerLost | None:
+        """What is to be said if rank 0 has given no sign of life for too long."""
+        for seconds in self._watchdog.look(lambda: {0: self._connection.arrived}).values():
+            message = f"the launcher of rank 0 has not moved for {seconds:.1f} s"
+            return WorkerLost(message, rank=0, frozen_seconds=seconds)
+        return None
 
     def close(self) -> None:
         self._connection.close()

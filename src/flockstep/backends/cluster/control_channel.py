@@ -13,21 +13,28 @@ from flockstep import errors
 from flockstep.backends.base import Stopped, source_line
 from flockstep.backends.cluster.values import decode_error
 from flockstep.backends.cluster.wire import Connection
+from flockstep.backends.heartbeat import Watchdog
 from flockstep.comm import Meter
 from flockstep.errors import WorkerLost
 
 
 class ControlChannel:
-    """One worker's end. A worker that hears that the run is to stop unwinds (`Stopped`)."""
+    """One worker's end. A worker that hears that the run is to stop unwinds (`Stopped`).
 
-    def __init__(self, connection: Connection, rank: int) -> None:
+    `patience`: so many seconds without a sign of life of the coordinator, and it is given up."""
+
+    def __init__(self, connection: Connection, rank: int, patience: float | None = None) -> None:
         self.rank = rank
         self.meter = Meter()
         self.lost: dict[int, WorkerLost] = {}
+        self.lost_launchers: set[int] = set()
         # By group, the last call that this worker went through without asking.
         self.passed: dict[str, int] = {}
         self._connection = connection
         self._answers: list[dict[str, Any]] = []
+        self._watchdog = Watchdog(patience)
+        self._is_hearing = False
+        connection.be_patient(self._while_waiting)
 
     def tell(self, do: str, **said: Any) -> None:
         """Say something that needs no answer."""
@@ -90,10 +97,13 @@ class ControlChannel:
         self._connection.close()
 
     def _hear(self) -> None:
+        self._is_hearing = True
         try:
             message = self._connection.hear()
         except OSError as error:
             raise self._cut_off() from error
+        finally:
+            self._is_hearing = False
         if message is None:
             raise self._cut_off()
         if "answer" in message:
@@ -102,8 +112,21 @@ class ControlChannel:
             loss = decode_error(message["lost"])
             if isinstance(loss, WorkerLost) and loss.rank is not None:
                 self.lost[loss.rank] = loss
-        else:
+        elif "launcher_lost" in message:
+            self.lost_launchers.add(message["launcher_lost"])
+        elif "beat" not in message:
             raise Stopped
+
+    def _while_waiting(self) -> None:
+        """Give a coordinator up that gives no sign of life."""
+        # Who waits to be heard has to listen, too, or would not see the signs.
+        while not self._is_hearing and select.select([self._connection.socket], [], [], 0)[0]:
+            self._hear()
+        frozen = self._watchdog.look(lambda: {0: self._connection.arrived})
+        for seconds in frozen.values():
+            raise WorkerLost(
+                f"the launcher of the run has not moved for {seconds:.1f} s", frozen_seconds=seconds
+            )
 
     def _cut_off(self) -> WorkerLost:
         return WorkerLost(f"rank {self.rank} has lost the launcher of the run", self.rank)

@@ -107,18 +107,28 @@ class Coordinator:
                 self.declare_lost(rank)
 
     def declare_lost(
-        self, rank: int, exit_code: int | None = None, step: int | None = None
+        self,
+        rank: int,
+        exit_code: int | None = None,
+        step: int | None = None,
+        frozen_seconds: float | None = None,
+        with_launcher: bool = False,
     ) -> None:
-        """The process of `rank` has ended without a result."""
+        """The process of `rank` has ended without a result, or is given up as it does not move.
+        What it says from now on does not count. Its launcher may be lost with it.
+        """
         with self._guard:
             worker = self._workers[rank]
+            if with_launcher and self._continues:
+                for other in self._workers:
+                    self._say(other, {"launcher_lost": rank})
             if rank in self.lost or self.failure is not None:
                 return
             worker.state = LOST
-            error = lost_worker(
-                rank, exit_code, worker.steps if step is None else step, self.seconds
-            )
+            steps = worker.steps if step is None else step
+            error = lost_worker(rank, exit_code, steps, self.seconds, frozen_seconds)
             self.lost[rank] = error
+            self._say(worker, {"stop": True})  # for one that comes back to life
             if not self._continues or len(self.lost) == len(self._workers):
                 self.fail(error)
                 return
@@ -131,6 +141,12 @@ class Coordinator:
                 lock.lose(rank)
             self._look_for_deadlock()
             self._dismiss()
+
+    def beat(self) -> None:
+        """Let all workers know that this process lives."""
+        with self._guard:
+            for worker in self._workers:
+                self._say(worker, {"beat": True})
 
     def tick(self) -> None:
         """Call now and then: workers whose channel or process ended some time ago are lost."""

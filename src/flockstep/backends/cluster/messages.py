@@ -34,6 +34,10 @@ def is_count(value: Any) -> bool:
     return is_whole(value) and 0 <= value < 1 << 63
 
 
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 def is_message(value: Any) -> bool:
     """What `send` says of its tensor: its dtype's place in the list, and its number of elements."""
     return (
@@ -102,8 +106,13 @@ FROM_WORKERS: Mapping[str, Schema] = {
 FROM_LAUNCHERS: Mapping[str, Schema] = {
     # `values.decode` knows what a tree may be.
     "result": {"tree": is_anything, "tensors": is_count},
-    "lost": {"exit_code": or_none(is_exit_code), "step": or_none(is_count)},
+    "lost": {
+        "exit_code": or_none(is_exit_code),
+        "step": or_none(is_count),
+        "frozen_seconds": or_none(is_number),
+    },
     "raised": {"error": is_object},  # and `values.decode_error` what an error is
+    "beat": {},
 }
 
 

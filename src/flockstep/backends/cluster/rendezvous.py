@@ -29,6 +29,7 @@ from flockstep.backends.cluster.service import Service
 from flockstep.backends.cluster.shared import Directory, Peers, ShardedTensor
 from flockstep.backends.cluster.wire import RUN_BYTES, TOKEN_BYTES, connect
 from flockstep.backends.cluster.work import Membership, work
+from flockstep.backends.heartbeat import Heartbeat
 from flockstep.backends.local import LocalProcesses
 from flockstep.comm import Comm
 from flockstep.errors import FlockstepError, WorkerLost
@@ -53,7 +54,14 @@ class Rendezvous:
     leaves it in the store."""
 
     def __init__(
-        self, store: Store, host: str, rank: int, size: int, secret: str | None, on_failure: str
+        self,
+        store: Store,
+        host: str,
+        rank: int,
+        size: int,
+        secret: str | None,
+        on_failure: str,
+        patience: float | None = None,
     ) -> None:
         self._store = store
         self._host = host
@@ -61,12 +69,16 @@ class Rendezvous:
         self._size = size
         self._secret = secret
         self._on_failure = on_failure
+        self._patience = patience
+        self._thread = threading.get_ident()
         self._parent = os.getppid()
         self._terminated_at: float | None = None
         self._stack = ExitStack()
         self._coordinator = Coordinator(size, on_failure) if rank == 0 else None
         self._collector = (
-            ResultCollector(self._coordinator, size) if self._coordinator is not None else None
+            None
+            if self._coordinator is None
+            else ResultCollector(self._coordinator, size, patience)
         )
 
     def __enter__(self) -> Rendezvous:
@@ -123,7 +135,9 @@ class Rendezvous:
             while not self._channel.is_over:
                 look(seconds=LOOK_SECONDS)
         except RunFailed as failed:
-            failure = own_error or failed.error
+            # Of a rank that was given up that is the news, not what its worker ran into then.
+            is_given_up = isinstance(failed.error, WorkerLost) and failed.error.rank == self._rank
+            failure = failed.error if is_given_up else own_error or failed.error
         else:
             if self._coordinator is not None:
                 self._coordinator.hand_on(launch.hear)
@@ -142,6 +156,8 @@ class Rendezvous:
         if self._collector is not None:
             self._collector.tick()
         error = self._channel.look(seconds)
+        while self._channel.gone:
+            self._service.drop(self._channel.gone.pop())
         if error is None and os.getppid() != self._parent:
             error = FlockstepError(f"what started the launcher of rank {self._rank} is gone")
         if error is not None:
@@ -151,6 +167,19 @@ class Rendezvous:
             and time.monotonic() > self._terminated_at + LEAVE_SECONDS
         ):
             raise SystemExit(128 + signal.SIGTERM)
+
+    def _look_while_telling(self) -> None:
+        """Rank 0 does not take what it is told. What is heard meanwhile is for the thread that
+        launches, not for the heartbeat's.
+        """
+        if threading.get_ident() == self._thread and not self._channel.is_hearing:
+            self._look(0.0)
+
+    def _beat(self) -> None:
+        """Let the others know that this launcher lives."""
+        self._channel.beat()
+        if self._collector is not None:
+            self._collector.beat()
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
         """torchrun ends all processes of a host when one has failed: wait a moment to hear what
@@ -173,11 +202,13 @@ class Rendezvous:
         roles: dict[str, Any] = {"tensors": lambda connection, _: homes.serve(connection)}
         if self._coordinator is not None and self._collector is not None:
             roles |= {"worker": self._coordinator.serve, "launcher": self._collector.serve}
-        service = stack.enter_context(Service(self._host, run, token, roles))
+        service = self._service = stack.enter_context(Service(self._host, run, token, roles))
         if self._rank == 0:
             self._store.set("address 0", " ".join(map(str, service.address)))
         connection = connect(self._address(0), run, token, "launcher", self._rank, GATHER_SECONDS)
-        self._channel = LauncherChannel(connection, self._rank)
+        self._channel = LauncherChannel(connection, self._rank, self._patience)
+        self._channel.be_patient(self._look_while_telling)
+        stack.enter_context(Heartbeat(self._patience, self._beat))
         stack.callback(self._leave)
         # Only now do the others count on this rank: if it goes, rank 0 hears that its
         # connection has ended.

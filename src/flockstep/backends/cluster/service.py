@@ -50,7 +50,8 @@ class Service:
         self._token = token
         self._roles = roles
         self._strangers = threading.Semaphore(MOST_STRANGERS)
-        self._open: set[Connection] = set()
+        self._open: dict[Connection, int | None] = {}  # and whose; None before it has said so
+        self._dropped: set[int] = set()
         self._threads: set[threading.Thread] = set()
         self._guard = threading.Lock()
         self._closing = False
@@ -76,6 +77,16 @@ class Service:
         for thread in threads:
             thread.join()
 
+    def drop(self, rank: int) -> None:
+        """Have nothing more to do with `rank`, which was given up: what it still asks for does not
+        count. Should it come back to life, it finds its connections closed.
+        """
+        with self._guard:
+            self._dropped.add(rank)
+            connections = [each for each, whose in self._open.items() if whose == rank]
+        for connection in connections:
+            connection.close()
+
     def _accept(self) -> None:
         while True:
             self._strangers.acquire()
@@ -97,7 +108,7 @@ class Service:
                 if self._closing:
                     connection.close()
                     return
-                self._open.add(connection)
+                self._open[connection] = None
                 self._threads.add(thread)
             thread.start()
 
@@ -107,6 +118,10 @@ class Service:
                 role, rank = self._greet(connection)
             finally:
                 self._strangers.release()
+            with self._guard:
+                if rank in self._dropped:
+                    raise WireError(f"rank {rank} was given up")
+                self._open[connection] = rank
             self._roles[role](connection, rank)
         except WireError as error:
             if not self._closing:
@@ -117,7 +132,7 @@ class Service:
         finally:
             connection.close()
             with self._guard:
-                self._open.discard(connection)
+                self._open.pop(connection, None)
                 self._threads.discard(threading.current_thread())
 
     def _greet(self, connection: Connection) -> tuple[str, int]:

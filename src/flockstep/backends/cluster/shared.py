@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.cluster.comm import ClusterComm
+from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.wire import (
     ADD,
     BLEND,
@@ -95,6 +96,7 @@ class Peers:
     def __init__(self, directory: Directory, rank: int) -> None:
         self._directory = directory
         self._rank = rank
+        self.control: ControlChannel | None = None  # known when the first shared tensor is made
         self._connections: dict[int, Connection] = {}
         self.gone: set[int] = set()
 
@@ -102,6 +104,7 @@ class Peers:
         return len(self._directory.addresses)
 
     def at(self, home: int) -> Connection:
+        self._require_there(home)
         if home not in self._connections:
             where, run, token = (
                 self._directory.addresses[home],
@@ -109,9 +112,19 @@ class Peers:
                 self._directory.token,
             )
             self._connections[home] = connect(
-                where, run, token, "tensors", self._rank, CONNECT_SECONDS
+                where, run, token, "tensors", self._rank, CONNECT_SECONDS, lambda: self._idle(home)
             )
         return self._connections[home]
+
+    def _require_there(self, home: int) -> None:
+        if self.control is not None and home in self.control.lost_launchers:
+            raise ConnectionError(f"the launcher of rank {home} was given up")
+
+    def _idle(self, home: int) -> None:
+        """While `home` does not answer: hear whether the run goes on, and goes on with it."""
+        if self.control is not None:
+            self.control.catch_up()
+            self._require_there(home)
 
     def after(self, home: int) -> int:
         """Who holds a shard instead of `home`, whose host is gone: the next that is still there."""
@@ -156,6 +169,7 @@ class ShardedTensor(CoordinatedTensor):
     ) -> None:
         super().__init__(comm, name, like)
         self._peers = peers
+        peers.control = comm.context.control
         self._keeps = comm.context.continues
         # Changes by others, as the home of the first shard counts them: it sees all, one at a time.
         self._landed = 0

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flockstep import errors
 from flockstep.backends.cluster.messages import (
     Schema,
+    is_number,
     is_text,
     is_texts,
     is_whole,
@@ -228,7 +229,8 @@ def encode_error(error: BaseException) -> dict[str, Any]:
     ]
     known = type(error).__name__ if type(error).__module__ == errors.__name__ else "WorkerError"
     figures = {
-        name: getattr(error, name, None) for name in ("rank", "exit_code", "step", "seconds")
+        name: getattr(error, name, None)
+        for name in ("rank", "exit_code", "step", "seconds", "frozen_seconds")
     }
     builtin = next(
         (kind.__name__ for kind in type(cause).__mro__ if kind.__module__ == builtins.__name__),
@@ -255,7 +257,8 @@ _ERROR: Schema = {
     "rank": or_none(is_whole),
     "exit_code": or_none(is_whole),
     "step": or_none(is_whole),
-    "seconds": or_none(lambda value: type(value) in (int, float)),
+    "seconds": or_none(is_number),
+    "frozen_seconds": or_none(is_number),
     "cause": or_none(is_text),
     "cause_text": is_text,
 }
@@ -272,7 +275,12 @@ def decode_error(said: dict[str, Any]) -> FlockstepError:
         error.args = (said["text"],)  # which names the type that it really was
     elif kind is WorkerLost:
         error = WorkerLost(
-            said["text"], said["rank"], said["exit_code"], said["step"], said["seconds"]
+            said["text"],
+            said["rank"],
+            said["exit_code"],
+            said["step"],
+            said["seconds"],
+            said["frozen_seconds"],
         )
     elif (
         isinstance(kind, type)

@@ -13,7 +13,9 @@ import json
 import math
 import socket
 import struct
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ MAGIC = b"FS"
 MAX_DIMENSIONS = 8
 MAX_MESSAGE_BYTES = 1 << 24
 FIRST_BYTES = 1 << 24  # that are taken for a tensor before any of it has arrived
+IDLE_SECONDS = 0.2  # a wait is cut into such slices where it may be given up
 NAME_BYTES = 64
 RUN_BYTES = 16
 TOKEN_BYTES = 32
@@ -175,22 +178,30 @@ class Connection:
         self.run = run
         self.heard_run = bytes(RUN_BYTES)  # what the peer took for the run, right or wrong
         self.deadline: float | None = None  # of all that is received, on the monotonic clock
+        self.arrived = 0  # pieces of frames: a sign of life of the peer
+        # Held while a frame is sent, by whichever thread; hold it for frames that belong together.
+        self.sending = threading.RLock()
+        self._idle: Callable[[], None] | None = None
 
-    def be_patient(self) -> None:
+    def be_patient(self, idle: Callable[[], None] | None = None) -> None:
         """Wait for a peer that does not read for a while, which the system would count as gone
-        with its host.
+        with its host. `idle` is called now and then while anything waits here, and may raise.
         """
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        if idle is not None:
+            self._idle = idle
+            self.socket.settimeout(IDLE_SECONDS)
 
     def send(self, header: Header, payload: memoryview | bytes = b"") -> None:
         """One frame, in one system call if the system takes it."""
-        parts = [memoryview(header.pack()), memoryview(payload)]
-        sent = self.socket.sendmsg(parts) if len(parts[1]) else self.socket.send(parts[0])
-        for part in parts:
-            skipped = min(sent, len(part))
-            sent -= skipped
-            if skipped < len(part):
-                self.socket.sendall(part[skipped:])
+        left = [memoryview(header.pack()), memoryview(payload)]
+        with self.sending:
+            while left:
+                sent = self._in_slices(lambda: self.socket.sendmsg(left))
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
 
     def header(self) -> Header | None:
         """The next frame's header; None when the peer has closed between two frames."""
@@ -216,7 +227,20 @@ class Connection:
     def _receive(self, memory: memoryview) -> int:
         if self.deadline is not None:
             self.socket.settimeout(max(1e-3, self.deadline - time.monotonic()))
-        return self.socket.recv_into(memory)
+        count = self._in_slices(lambda: self.socket.recv_into(memory))
+        self.arrived += 1
+        return count
+
+    def _in_slices(self, move: Callable[[], int]) -> int:
+        """What `move` moves, which may take many slices of time."""
+        while True:
+            try:
+                return move()
+            except TimeoutError as error:
+                is_of_the_peer = error.errno is not None  # it does not answer the kernel's probes
+                if self._idle is None or is_of_the_peer:
+                    raise
+                self._idle()
 
     def payload(self, header: Header) -> bytes:
         """The payload of a frame without a tensor."""
@@ -275,12 +299,22 @@ def message_of(payload: bytes) -> dict[str, Any]:
 
 
 def connect(
-    address: tuple[str, int], run: bytes, token: bytes, role: str, rank: int, seconds: float
+    address: tuple[str, int],
+    run: bytes,
+    token: bytes,
+    role: str,
+    rank: int,
+    seconds: float,
+    idle: Callable[[], None] | None = None,
 ) -> Connection:
-    """Join the service at `address` in a role: "worker", "launcher" or "tensors"."""
+    """Join the service at `address` in a role: "worker", "launcher" or "tensors". With `idle` the
+    connection is patient from the beginning: `seconds` are for its host alone.
+    """
     plain = socket.create_connection(address, timeout=seconds)
     connection = Connection(plain, run)
     try:
+        if idle is not None:
+            connection.be_patient(idle)
         connection.send(Header(HELLO, run, role, length=len(token), number=rank), token)
         answer = connection.header()
         if answer is None or answer.kind != WELCOME:
@@ -291,5 +325,6 @@ def connect(
     except BaseException:
         connection.close()
         raise
-    plain.settimeout(None)
+    if idle is None:
+        plain.settimeout(None)
     return connection

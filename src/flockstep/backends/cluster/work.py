@@ -17,9 +17,9 @@ from flockstep.errors import WorkerLost
 
 CONNECT_SECONDS = 60.0
 TELL_SECONDS = 0.1
-# Groups are made while all members are known to come. Where one may be lost just then, the others
-# try again without.
-GROUP_SECONDS = {"stop": 1800.0, "continue": 20.0}
+# Torch gives up after this time, whatever the reason. Long: who is lost or frozen is for launchers
+# and the coordinator to say, and a worker that is late by hours is neither.
+GROUP_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Membership:
     run: bytes
     token: bytes
     host: str  # the address of this worker's own host
+    # With the coordinator; None where a launcher of its own watches over that one.
+    patience: float | None = None
 
     def __repr__(self) -> str:
         # The token is nobody's business.
@@ -59,7 +61,7 @@ def work(
         membership.rank,
         CONNECT_SECONDS,
     )
-    control = ControlChannel(connection, membership.rank)
+    control = ControlChannel(connection, membership.rank, membership.patience)
     steps = 0
     told = 0.0
 
@@ -79,7 +81,7 @@ def work(
             membership.run.hex(),
             membership.host,
             membership.rank,
-            GROUP_SECONDS[membership.on_failure],
+            GROUP_SECONDS,
         )
         continues = membership.on_failure == "continue"
         context = WorkerContext(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flockstep.backends.base import Backend, Launch, one_interrupt, require_linux
+from flockstep.backends.heartbeat import PATIENCE_SECONDS, require_patience
 
 if TYPE_CHECKING:
     from flockstep.backends.local.run import ForkServerProcess
@@ -17,10 +18,17 @@ class LocalProcesses(Backend):
 
     They are forked from a server that has torch loaded. It starts with each launch and ends with
     it. To launch often, keep it: `with fs.LocalProcesses() as local: fs.launch(program, 4,
-    backend=local)`."""
+    backend=local)`.
 
-    def __init__(self) -> None:
+    Fields:
+        patience: a worker whose process has not run at all for that many seconds is lost. One that
+            sleeps or computes for long is not. None: wait for ever, say for a debugger.
+    """
+
+    def __init__(self, patience: float | None = PATIENCE_SECONDS) -> None:
         require_linux("local")
+        require_patience(patience)
+        self.patience = patience
         self._kept: ForkServerProcess | None = None
 
     def __enter__(self) -> LocalProcesses:
@@ -33,7 +41,7 @@ class LocalProcesses(Backend):
             self._kept = None
 
     def __repr__(self) -> str:
-        return "LocalProcesses()"
+        return f"LocalProcesses(patience={self.patience!r})"
 
     @one_interrupt()
     def run(self, launch: Launch) -> list[Any]:
@@ -47,7 +55,7 @@ class LocalProcesses(Backend):
         if self._kept is not None and self._kept.has_ended:
             self._kept = self._start_server()
         server = self._kept or self._start_server()
-        run = Run(server, launch, first_rank)
+        run = Run(server, launch, first_rank, self.patience)
         try:
             with run:
                 return run.wait()

@@ -1,9 +1,9 @@
 """The fork server: a process that has torch loaded, has no threads, and forks workers from itself.
 
 It speaks with the launcher over one socket, one JSON object per line. The launcher sends
-{"orders": …} with the arena's descriptors, or {"signal": n} for all workers that still live. The
-server says {"rank": r, "status": s} of each worker that ends. When the launcher goes away, in
-whatever way, the socket ends, and the server ends its workers and itself."""
+{"orders": …} with the arena's descriptors, or {"signal": n, "ranks": [r, …]} for those of these
+workers that still live. The server says {"rank": r, "status": s} of each worker that ends. When the
+launcher goes away, in whatever way, the socket ends, and the server ends its workers and itself."""
 
 from __future__ import annotations
 
@@ -57,21 +57,24 @@ class ForkServer:
                 if self._launcher.fileno() in ready and not self._obey():
                     return
         finally:
-            self._signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL, list(self._ranks.values()))
             while self._ranks:
                 process, _ = os.wait()
                 del self._ranks[process]
 
     def _obey(self) -> bool:
         """Do what the launcher says next; False when it has gone."""
-        line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 2)
+        try:
+            line, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, 2)
+        except ConnectionResetError:
+            return False  # it was killed before it had read all that it was told
         while line and not line.endswith(b"\n"):
             line += self._launcher.recv(1 << 16)
         for message in map(json.loads, line.splitlines()):
             if "orders" in message:
                 self._fork(descriptors, Orders(**message["orders"]))
             else:
-                self._signal(message["signal"])
+                self._signal(message["signal"], message["ranks"])
         return bool(line)
 
     def _fork(self, descriptors: list[int], orders: Orders) -> None:
@@ -116,9 +119,10 @@ class ForkServer:
                 {"rank": self._ranks.pop(process), "status": os.waitstatus_to_exitcode(status)}
             )
 
-    def _signal(self, number: int) -> None:
-        for process in self._ranks:
-            os.kill(process, number)
+    def _signal(self, number: int, ranks: list[int]) -> None:
+        for process, rank in self._ranks.items():
+            if rank in ranks:
+                os.kill(process, number)
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._launcher.sendall(json.dumps(message).encode() + b"\n")

@@ -27,11 +27,14 @@ from flockstep.errors import WorkerLost
 
 LOOK_MILLISECONDS = 100
 TEXT_BYTES = 1024
-# Columns of the status table, one row per worker. The last two are the launcher's: how it ended,
-# and when that was noticed, or zero. Times are nanoseconds of the system's clock. TOLD is the place
-# of the last text for the launcher, which stands beside the place of the one before.
-STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, TOLD, EXIT_CODE, MISSED_AT = range(9)
-COLUMNS = 9
+# Columns of the status table, one row per worker. The last three are the launcher's: for how long
+# it had not moved when it was given up, or zero; how it ended; and when that was noticed, or zero.
+# Times are nanoseconds of the system's clock. TOLD is the place of the last text for the launcher,
+# which stands beside the place of the one before.
+(
+    STATE, STEPS, WAITS, LOOKS, OUTCOME, BEGAN, TOLD, PROCESS, BEATS, FROZEN, EXIT_CODE, MISSED_AT,
+) = range(12)  # fmt: skip
+COLUMNS = 16  # two lines of the cache
 STARTING, RUNNING, WAITING, ENDED = range(4)
 
 
@@ -63,7 +66,8 @@ class StatusTable:
         # Empty if this one was lost before the clock started.
         began = [began for began in self.rows[:, BEGAN].tolist() if began]
         seconds = max(0, int(row[MISSED_AT]) - min(began)) / 1e9 if began else 0.0
-        return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds)
+        frozen = int(row[FROZEN]) / 1e9 or None
+        return lost_worker(first_rank + rank, int(row[EXIT_CODE]), int(row[STEPS]), seconds, frozen)
 
     def say(self, rank: int, text: str) -> None:
         encoded = text.encode()[: TEXT_BYTES - 1] + b"\0"

@@ -16,15 +16,20 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TextIO
 
 from flockstep.backends.base import Launch, describe_deadlock
+from flockstep.backends.heartbeat import Watchdog
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import LocalGroup
 from flockstep.backends.local.process_slot import (
+    BEATS,
+    FROZEN,
     LOOKS,
     OUTCOME,
+    PROCESS,
     STATE,
     STEPS,
     TOLD,
@@ -41,6 +46,8 @@ from flockstep.errors import (
 
 LOOK_SECONDS = 0.05
 UNWIND_SECONDS = 0.5  # for workers that are asked to stop, before they are killed
+KILL_SECONDS = 10.0  # for a worker that is killed to be gone; else the server is frozen, too
+START_SECONDS = 300.0  # for workers to begin: the server may have to load torch over a network
 
 # No garbage is made while importing: looking for it would only take time.
 _SERVE = """
@@ -109,8 +116,17 @@ def _inherited(stream: TextIO | None) -> int | None:
 class Run:
     """A run of a program by workers that a server forks."""
 
-    def __init__(self, server: ForkServerProcess, launch: Launch, first_rank: int) -> None:
+    def __init__(
+        self,
+        server: ForkServerProcess,
+        launch: Launch,
+        first_rank: int,
+        patience: float | None = None,
+    ) -> None:
         self._server = server
+        self._patience = patience
+        self._watchdog = Watchdog(patience)
+        self._launched_at = time.monotonic()
         self._launch = launch
         self._workers = launch.workers
         self._first_rank = first_rank
@@ -139,6 +155,7 @@ class Run:
             first_rank=self._first_rank,
             seed=self._launch.seed,
             on_failure=self._launch.on_failure,
+            patience=self._patience,
             status_table=self._table_offset,
             group=arena.allocate(LocalGroup.nbytes(workers)),
             program=payload.store(arena, self._launch.program, "program"),
@@ -162,6 +179,7 @@ class Run:
                     self._collect(*self._exits.popleft())
                 if watch:
                     watch(self._table.rows[:, STEPS].tolist())
+                self._look_for_frozen()
                 self._look_for_deadlock()
         except BaseException:
             self._stop_workers()
@@ -213,6 +231,34 @@ class Run:
             rank, place, functools.partial(payload.load_copy, self._arena)
         )
 
+    def _look_for_frozen(self) -> None:
+        """Kill those who do not move any more: then they are lost as any other."""
+        for index, seconds in self._watchdog.look(self._signs_of_life).items():
+            row = self._table.rows[index]
+            if not row[FROZEN]:
+                row[FROZEN] = int(seconds * 1e9)
+                self._server.send({"signal": signal.SIGKILL, "ranks": [index]}, [])
+            elif seconds > row[FROZEN] / 1e9 + KILL_SECONDS:
+                rank = self._first_rank + index
+                raise WorkerLost(
+                    f"rank {rank} has not moved for {seconds:.1f} s and cannot be killed",
+                    rank,
+                    step=int(row[STEPS]),
+                    frozen_seconds=seconds,
+                )
+
+    def _signs_of_life(self) -> dict[int, tuple[int, str]]:
+        """Of all workers that have begun: how often they have beaten, and how long they have
+        computed. One that beats no more but computes is in a call that keeps all Python waiting.
+        """
+        had_time = time.monotonic() > self._launched_at + START_SECONDS
+        rows = {index: self._table.rows[index] for index in self._alive}
+        return {
+            index: (int(row[BEATS]), _computed(int(row[PROCESS])))
+            for index, row in rows.items()
+            if row[BEATS] or had_time
+        }
+
     def _look_for_deadlock(self) -> None:
         """All wait, and each has looked twice since all wait: nobody can change anything any
         more.
@@ -236,14 +282,27 @@ class Run:
         )
 
     def _stop_workers(self) -> None:
-        """Ask all workers to stop, then make them."""
-        deadline = time.monotonic() + UNWIND_SECONDS
+        """Ask all workers to stop, then make them. Where the server itself does not move, they are
+        left to what stops the server.
+        """
+        began = time.monotonic()
+        deadline = began + UNWIND_SECONDS
         try:
-            self._server.send({"signal": signal.SIGTERM}, [])
-            while self._alive:
+            self._server.send({"signal": signal.SIGTERM, "ranks": [*self._alive]}, [])
+            while self._alive and time.monotonic() < began + KILL_SECONDS:
                 if time.monotonic() > deadline:
-                    self._server.send({"signal": signal.SIGKILL}, [])
+                    self._server.send({"signal": signal.SIGKILL, "ranks": [*self._alive]}, [])
                     deadline += UNWIND_SECONDS
                 self._listen()
         except (OSError, WorkerLost):
             pass  # the server has gone, and its workers with it: they die with their parent
+
+
+def _computed(process: int) -> str:
+    """How long all threads of a process have computed, as the system counts it."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return ""  # it is gone, of which the server tells
+    user, system = status.rpartition(")")[2].split()[11:13]
+    return f"{user} {system}"

@@ -15,13 +15,16 @@ from typing import Any, TextIO
 import torch
 
 from flockstep.backends.base import Stopped, usable_cores
+from flockstep.backends.heartbeat import Heartbeat
 from flockstep.backends.local import payload
 from flockstep.backends.local.arena import Arena
 from flockstep.backends.local.comm import LocalComm, LocalGroup
 from flockstep.backends.local.process_slot import (
+    BEATS,
     BEGAN,
     ENDED,
     OUTCOME,
+    PROCESS,
     RUNNING,
     STATE,
     ProcessSlot,
@@ -44,6 +47,7 @@ class Orders:
     first_rank: int  # of these workers, where they are part of a larger world
     seed: int
     on_failure: str
+    patience: float | None
     status_table: int
     group: int
     program: int
@@ -59,13 +63,19 @@ def work(arena: Arena, pipes: WakeupPipes, orders: Orders, rank: int) -> None:
     table = StatusTable(arena, orders.status_table, orders.workers)
     slot = ProcessSlot(arena, table, pipes, rank)
     slot.status[STATE] = RUNNING
+    slot.status[PROCESS] = os.getpid()
+
+    def beat() -> None:
+        slot.status[BEATS] += 1
+
     try:
-        slot.status[OUTCOME] = packed(
-            outcome_of(lambda: _run(slot, orders)),
-            orders.first_rank + rank,
-            functools.partial(payload.store, arena),
-            functools.partial(payload.load_copy, arena),
-        )
+        with Heartbeat(orders.patience, beat):
+            slot.status[OUTCOME] = packed(
+                outcome_of(lambda: _run(slot, orders)),
+                orders.first_rank + rank,
+                functools.partial(payload.store, arena),
+                functools.partial(payload.load_copy, arena),
+            )
     except Stopped:
         return
     slot.status[STATE] = ENDED

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from flockstep.backends.base import Backend, Launch, one_interrupt, require_linux
+from flockstep.backends.heartbeat import PATIENCE_SECONDS, require_patience
 from flockstep.errors import FlockstepError
 from flockstep.fields import require_choice, require_integer, require_number
 
@@ -34,6 +35,9 @@ class Ray(Backend):
         resources: what Ray must have free for each worker, by Ray's names: {"CPU": 1} unless told.
         homes: how many actors hold the shards of shared tensors; by default one on each host, and
             two at least.
+        patience: a worker, or a home, whose process has not run at all for that many seconds is
+            lost; workers have it with the launcher, too. One that sleeps or computes for long is
+            not lost. None: wait for ever.
     """
 
     def __init__(
@@ -42,18 +46,21 @@ class Ray(Backend):
         household: int = 1,
         resources: Mapping[str, float] | None = None,
         homes: int | None = None,
+        patience: float | None = PATIENCE_SECONDS,
     ) -> None:
         require_linux("ray")
         require_choice("placement", placement, PLACEMENTS)
         require_integer("household", household, 1)
         if homes is not None:
             require_integer("homes", homes, 1)
+        require_patience(patience)
         for name, amount in (resources or {}).items():
             require_number(f"resources[{name!r}]", amount, at_least=0)
         self.placement = placement
         self.household = household
         self.resources = {"CPU": 1.0} if resources is None else dict(resources)
         self.homes = homes
+        self.patience = patience
         self._kept = ExitStack()
         self._kept_pool: ActorPool | None = None
 
@@ -66,7 +73,7 @@ class Ray(Backend):
         self._kept.close()
 
     def __repr__(self) -> str:
-        fields = ("placement", "household", "resources", "homes")
+        fields = ("placement", "household", "resources", "homes", "patience")
         return f"Ray({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
 
     @one_interrupt()
@@ -75,7 +82,7 @@ class Ray(Backend):
             pool = self._kept_pool or self._make_pool(stack)
             from flockstep.backends.ray.run import Run
 
-            with Run(pool, launch) as run:
+            with Run(pool, launch, self.patience) as run:
                 return run.wait()
 
     def _make_pool(self, stack: ExitStack) -> ActorPool:

@@ -135,7 +135,8 @@ class ActorPool:
         nodes = list(
             dict.fromkeys(node for table in tables for node in table["bundles_to_node_id"].values())
         )
-        make: Any = ray.remote(HomeActor)
+        remote: Any = ray.remote  # its types leave the groups out
+        make = remote(concurrency_groups={"beat": 1})(HomeActor)
         for index in range(self._home_count or max(len(nodes), FEWEST_HOMES)):
             where = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=False)
             self.homes.append(make.options(num_cpus=0, scheduling_strategy=where).remote())
@@ -143,7 +144,7 @@ class ActorPool:
     def _worker(self, slot: ActorSlot) -> Any:
         amounts = dict(self._resources)
         remote: Any = ray.remote  # its types leave the groups out
-        make = remote(concurrency_groups={"output": 1})(WorkerActor)
+        make = remote(concurrency_groups={"beat": 1, "output": 1})(WorkerActor)
         return make.options(
             num_cpus=amounts.pop("CPU", 0),
             num_gpus=amounts.pop("GPU", 0),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -105,6 +106,10 @@ class HomeActor:
         for key in [key for key in self._memory if key.startswith(run)]:
             os.close(self._descriptors.pop(key))
             del self._memory[key], self._shards[key]
+
+    @ray.method(concurrency_group="beat")
+    def beat(self) -> None:
+        """Answers whatever is done to shards meanwhile."""
 
     # --- for workers on other hosts ---------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from flockstep.backends.base import Launch
 from flockstep.backends.cluster import RUN_BYTES, TOKEN_BYTES, Coordinator, Membership, Service
+from flockstep.backends.heartbeat import Heartbeat, Watchdog
 from flockstep.backends.outcome import result_of
 from flockstep.backends.ray.actor_pool import ActorPool
 from flockstep.backends.ray.parcel import pack, unpack
@@ -30,14 +31,18 @@ UNWIND_SECONDS = 1.0
 class Run:
     """A run of a program by the first workers of a pool."""
 
-    def __init__(self, pool: ActorPool, launch: Launch) -> None:
+    def __init__(self, pool: ActorPool, launch: Launch, patience: float | None = None) -> None:
         self._pool = pool
         self._launch = launch
+        self._patience = patience
+        self._watchdog = Watchdog(patience)
         self._coordinator = Coordinator(launch.workers, launch.on_failure)
         self._results: list[Any] = [None] * launch.workers
         # Of the workers that have not ended, by the reference to their outcome.
         self._ranks: dict[Any, int] = {}
-        self._outputs: list[Any] = []
+        self._outputs: dict[Any, int] = {}  # what they print, and who
+        self._actors: dict[int, Any] = {}  # by rank, and the homes behind them
+        self._beats: dict[int, tuple[int, Any]] = {}  # how many were answered, and the next
         self._spent: list[int] = []  # ranks whose processes serve no other run
         self._stack = ExitStack()
 
@@ -55,9 +60,10 @@ class Run:
         run, token = secrets.token_bytes(RUN_BYTES), secrets.token_bytes(TOKEN_BYTES)
         workers = self._pool.workers(self._launch.workers)
         stack.callback(self._pool.forget, run.hex())
-        service = stack.enter_context(
+        service = self._service = stack.enter_context(
             Service(self._pool.address, run, token, {"worker": self._coordinator.serve})
         )
+        stack.enter_context(Heartbeat(self._patience, self._coordinator.beat))
         store = _store(self._pool.address)
         stack.callback(lambda: store)  # lives as long as the run
         stack.callback(self._replace_spent)
@@ -74,17 +80,21 @@ class Run:
                 run=run,
                 token=token,
                 host=place.address,
+                patience=self._patience,
             )
+            self._actors[rank] = actor
             self._ranks[
                 actor.run.remote(membership, parcel, self._pool.homes, neighbours[place.node])
             ] = rank
-            self._outputs.append(actor.output.options(num_returns="streaming").remote())
+            self._outputs[actor.output.options(num_returns="streaming").remote()] = rank
+        self._actors |= dict(enumerate(self._pool.homes, start=len(workers)))
 
     def wait(self) -> list[Any]:
         """Watch until all workers have ended; raise the first failure."""
         watch = self._launch.watch
         while self._ranks or not self._coordinator.is_over:
             self._listen(LOOK_SECONDS)
+            self._look_for_frozen()
             self._coordinator.tick()
             if self._coordinator.failure is not None:
                 raise self._coordinator.failure
@@ -109,6 +119,36 @@ class Run:
             else:
                 self._print(reference)
 
+    def _look_for_frozen(self) -> None:
+        """Give those up that do not move any more. Ray kills them, also if they come back to life
+        before it does.
+        """
+        for rank, seconds in self._watchdog.look(self._signs_of_life).items():
+            actor = self._actors.pop(rank)
+            if rank >= self._launch.workers:
+                ray.kill(actor)  # a home: whoever needs it hears so
+                continue
+            self._pool.lose(rank)
+            # Where its host is frozen, too, Ray would not tell for long that it has ended.
+            for awaited in (self._ranks, self._outputs):
+                for reference in [each for each, whose in awaited.items() if whose == rank]:
+                    del awaited[reference]
+            self._coordinator.declare_lost(rank, frozen_seconds=seconds)
+            self._service.drop(rank)
+
+    def _signs_of_life(self) -> dict[int, int]:
+        """How often those who have not ended, and the homes, have answered; who has is asked
+        again.
+        """
+        ended = set(range(self._launch.workers)) - set(self._ranks.values())
+        asked = {reference: rank for rank, (_, reference) in self._beats.items()}
+        answered = ray.wait([*asked], num_returns=len(asked), timeout=0)[0] if asked else []
+        due = {asked[reference] for reference in answered} | (self._actors.keys() - self._beats)
+        for rank in due & self._actors.keys():
+            count, _ = self._beats.get(rank, (0, None))
+            self._beats[rank] = count + 1, self._actors[rank].beat.remote()
+        return {rank: self._beats[rank][0] for rank in self._actors.keys() - ended}
+
     def _collect(self, reference: Any) -> None:
         """Take over what a worker has come to."""
         rank = self._ranks.pop(reference)
@@ -131,7 +171,7 @@ class Run:
         try:
             name, text = ray.get(next(output))
         except (StopIteration, RayActorError):
-            self._outputs.remove(output)
+            del self._outputs[output]
             return
         stream = getattr(sys, name)
         if stream is None:
@@ -144,7 +184,7 @@ class Run:
 
     def _print_the_rest(self) -> None:
         while self._outputs:
-            for output in ray.wait(self._outputs, num_returns=1)[0]:
+            for output in ray.wait([*self._outputs], num_returns=1)[0]:
                 self._print(output)
 
     def _stop_workers(self) -> None:

@@ -73,6 +73,10 @@ class WorkerActor:
                 parcel = None
         return Ended(parcel, is_idle=not abandoned)
 
+    @ray.method(concurrency_group="beat")
+    def beat(self) -> None:
+        """Answers whatever the program does meanwhile."""
+
     @ray.method(concurrency_group="output")
     def output(self) -> Iterator[Printed]:
         """What the program prints, until it ends."""
