@@ -30,6 +30,7 @@ Launch = Callable[..., list[Any]]
 # Files about workers on several hosts and what carries them, workers that are killed, clocks that
 # go by themselves, and programs that are started as a user would.
 CLUSTER_FILES = {
+    "test_checkpoints_on_clusters.py",
     "test_cluster_parts.py",
     "test_examples.py",
     "test_frozen_workers.py",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import NoReturn
+import warnings
+from typing import NoReturn, TextIO
 
 import click
 from click.exceptions import NoArgsIsHelpError
@@ -31,11 +32,24 @@ for command in (run, show, demo, inspect, list_names, data):
     cli.add_command(command)
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """As all that is said besides the outcome: a line on stderr."""
+    click.echo(f"flockstep: {message}", err=True)
+
+
 @one_interrupt()
 def main() -> NoReturn:
     """Run the command; what goes wrong on purpose, or in the user's own code, is one line on
     stderr.
     """
+    warnings.showwarning = _show_warning
     try:
         cli.main(prog_name="flockstep", standalone_mode=False)
     except NoArgsIsHelpError as error:

@@ -22,7 +22,7 @@ from flockstep.cli.show import result_as_json
 from flockstep.data import ORDERS, SHUFFLES, Sampling
 from flockstep.device import DEVICES
 from flockstep.errors import InvalidField, NonFiniteLoss, ResultError, UnknownName, WorkerError
-from flockstep.fields import shown
+from flockstep.fields import require, shown
 from flockstep.launch import BACKENDS, make_backend
 from flockstep.network import PRESETS
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings
@@ -30,6 +30,7 @@ from flockstep.report import LOGGERS, heading, lost_lines, metrics_table, open_l
 from flockstep.result import Look, Result, has_result, require_result_folder, write_result
 from flockstep.spec import MEASURES, RunSpec, load_table, overridden
 from flockstep.strategies import Strategy
+from flockstep.training import resume, saved_spec
 from flockstep.training import run as train
 
 # Each field of a spec that has a flag of its own name, and what `--help` says of it.
@@ -75,7 +76,7 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @debug_option
-@click.argument("task", metavar="TASK|SPEC.toml")
+@click.argument("task", required=False, metavar="TASK|SPEC.toml")
 @click.argument("strategy", required=False)
 @click.option(
     "--set",
@@ -106,6 +107,27 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     metavar="LOGGER:FOLDER",
     help=f"Write every look there as it is taken, by {', '.join(LOGGERS)}; repeatable.",
 )
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Keep the run in this folder as it goes, so that it can be resumed.",
+)
+@click.option(
+    "--every",
+    metavar="INTERVAL",
+    help="How often: '5 min' of the wall's clock, '1000 steps', '1 epoch'.  [default: 5 min]",
+)
+@click.option(
+    "--keep", metavar="COUNT", help="How many of the last checkpoints stay.  [default: 2]"
+)
+@click.option(
+    "--resume",
+    "resumed",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Go on with the run that was kept in this folder.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
 @click.option(
     "--json",
@@ -114,7 +136,7 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="Print one JSON object on stdout and nothing else there.",
 )
 def run(
-    task: str,
+    task: str | None,
     strategy: str | None,
     settings: tuple[str, ...],
     slow: tuple[str, ...],
@@ -122,6 +144,10 @@ def run(
     print_spec: bool,
     trace: Path | None,
     log: tuple[str, ...],
+    checkpoint: Path | None,
+    every: str | None,
+    keep: str | None,
+    resumed: Path | None,
     out: Path | None,
     for_machines: bool,
     **flags: str | None,
@@ -137,13 +163,21 @@ def run(
     flockstep run digits-mlp ea_wild --network latency=20ms,bandwidth=100Mbit/s --slow 3=2.0
     flockstep run digits-mlp 'easgd(4)' --look-every '10 steps' --log tensorboard:runs/easgd
     flockstep run digits-mlp 'nosync(0.1)' --print-spec > spec.toml
-    flockstep run spec.toml --seed 1
+    flockstep run spec.toml --seed 1 --checkpoint runs/mine --every '1 epoch'
+    flockstep run --resume runs/mine --out results/mine
     torchrun --nproc-per-node 4 -m flockstep run digits-mlp ea_wild --backend torchrun
     """
     if "" not in sys.path:  # for a task of one's own in this folder, as `python -m` would find it
         sys.path.insert(0, "")
     given = {name: text for name, text in flags.items() if text is not None}
-    spec = with_slow_ranks(make_run_spec(task, strategy, settings, given), slow)
+    if resumed is not None:
+        _require_alone(task, strategy, settings, slow, checkpoint, every, keep, given)
+        spec = saved_spec(resumed)
+    elif task is None:
+        raise click.UsageError("Missing argument 'TASK|SPEC.toml'.")
+    else:
+        spec = with_slow_ranks(make_run_spec(task, strategy, settings, given), slow)
+    how = _checkpoints(checkpoint, every, keep)
     if print_spec:
         click.echo(spec.to_json() if for_machines else spec.to_toml(), nl=for_machines)
         return
@@ -156,9 +190,13 @@ def run(
         _prepare_folder(out)
     try:
         with logged(log if is_lead else (), spec) as on_look:
-            result = train(spec, backend=place, trace=trace, on_look=on_look)
+            if resumed is None:
+                result = train(spec, backend=place, trace=trace, on_look=on_look, **how)
+            else:
+                workers = read_value("--workers", given["workers"], int) if given else None
+                result = resume(resumed, workers, backend=place, trace=trace, on_look=on_look)
     except (InvalidField, UnknownName) as error:  # what shows only where it meets the data
-        if not _is_file(task) or isinstance(error, WorkerError):
+        if task is None or not _is_file(task) or isinstance(error, WorkerError):
             raise
         raise type(error)(f"{task}: {error}") from error
     if not is_lead:
@@ -172,6 +210,46 @@ def run(
     if out and saved != out:
         raise ResultError(f"{str(out)!r} took no result: it is in {str(saved)!r}")
     _require_finite(result)
+
+
+def _require_alone(
+    task: str | None,
+    strategy: str | None,
+    settings: Sequence[str],
+    slow: Sequence[str],
+    checkpoint: Path | None,
+    every: str | None,
+    keep: str | None,
+    flags: Mapping[str, str],
+) -> None:
+    """A run that goes on is what it was, but for the number of its workers."""
+    said = {
+        "TASK": task,
+        "STRATEGY": strategy,
+        "--set": settings,
+        "--slow": slow,
+        "--checkpoint": checkpoint,
+        "--every": every,
+        "--keep": keep,
+        **{f"--{name.replace('_', '-')}": text for name, text in flags.items()},
+    }
+    for name, value in said.items():
+        rule = "be left out with --resume: the run is what it was"
+        require(name == "--workers" or not value, name, rule, value)
+
+
+def _checkpoints(folder: Path | None, every: str | None, keep: str | None) -> dict[str, Any]:
+    """What `train` is told of checkpoints."""
+    if folder is None:
+        for name, value in (("--every", every), ("--keep", keep)):
+            require(value is None, name, "be left out without --checkpoint", value)
+        return {}
+    how: dict[str, Any] = {"checkpoint": folder}
+    if every is not None:
+        how["every"] = every
+    if keep is not None:
+        how["keep"] = read_value("--keep", keep, int)
+    return how
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """A whole training job: the loop, the looks at it, and what comes of it."""
 
-from flockstep.training.run import resume, run
+from flockstep.training.run import resume, run, saved_spec
 
-__all__ = ["resume", "run"]
+__all__ = ["resume", "run", "saved_spec"]

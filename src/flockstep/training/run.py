@@ -91,6 +91,8 @@ def run(
             raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
+    if checkpoint is not None:
+        require_path("checkpoint", checkpoint)
     keeping = None if checkpoint is None else Keeping(Path(checkpoint), *_often(every, keep))
     if keeping is not None and (before := newest(keeping.folder)) is not None:
         if not is_restart():
@@ -139,10 +141,9 @@ def resume(
         fs.run("digits-mlp", fs.LocalSGD(period=8), workers=8, checkpoint="runs/a", every="1 epoch")
         fs.resume("runs/a")
     """
+    require_path("folder", folder)
     folder = Path(folder)
-    found = newest(folder)
-    if found is None:
-        raise CheckpointError(f"{str(folder)!r} holds no whole checkpoint")
+    found = _newest(folder)
     spec = _spec_of(found, spec)
     every, keep = _often(found.about["every"], found.about["keep"])
     place = make_place(spec) if backend is None else _place_for(spec, backend)
@@ -159,6 +160,18 @@ def resume(
         Keeping(folder, every, keep),
         found,
     )
+
+
+def saved_spec(folder: Path) -> RunSpec:
+    """The spec of the run that was kept in a folder."""
+    return _spec_of(_newest(folder), None)
+
+
+def _newest(folder: Path) -> Checkpoint:
+    found = newest(folder)
+    if found is None:
+        raise CheckpointError(f"{str(folder)!r} holds no whole checkpoint")
+    return found
 
 
 def _spec_of(found: Checkpoint, given: RunSpec | None) -> RunSpec:
@@ -272,7 +285,7 @@ def _kept(job: Job, place: Backend, keeping: Keeping | None, resumed: Checkpoint
         "every": str(keeping.every),
         "keep": keeping.keep,
         "workers": spec.workers,
-        "backend": spec.backend if board is None else "sim",
+        "backend": "sim" if place.is_virtual else str(_without_backend(spec).backend),
         "spec": None,
     }
     try:
