@@ -54,11 +54,12 @@ def own_task(tmp_path, monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
+LATE = "assert not model.training, 'labels'"  # not before a worker trains
 BUGS = [
-    ("loss", "raise KeyError('labels')", "rank 0 raised KeyError: 'labels'"),
-    ("loss", "torch.zeros(2) @ torch.zeros(3)", "rank 0 raised RuntimeError: inconsistent tensor"),
-    ("metric", "1 / 0", "ZeroDivisionError: division by zero"),
-    ("model", "raise OSError('no weights')", "rank 0 raised OSError: no weights"),
+    ("loss", LATE, "rank 0 raised AssertionError: labels"),
+    ("loss", "torch.zeros(2) @ torch.zeros(3)", "task '{task}' raised RuntimeError: inconsistent"),
+    ("metric", "1 / 0", "task '{task}' raised ZeroDivisionError: division by zero"),
+    ("model", "raise OSError('no weights')", "OSError: no weights"),
     ("extra", "widht = width", "NameError: name 'width' is not defined"),
 ]
 
@@ -68,6 +69,7 @@ def test_a_bug_is_one_line_with_its_place(flockstep, own_task, where, bug, said)
     name = f"own_{where}_{len(bug)}"
     task = own_task(name, **{where: bug})
     done = flockstep("run", task, "independent", "--workers", "1", "--steps", "2")
+    said = said.format(task=task)
     function = "<module>" if where == "extra" else where
     assert done.stderr.startswith(f"flockstep: {name}.py:{LINES[where]} in {function}: {said}")
     assert done.stderr.endswith("(--debug shows the whole traceback)\n")
@@ -77,19 +79,21 @@ def test_a_bug_is_one_line_with_its_place(flockstep, own_task, where, bug, said)
 
 @pytest.mark.cluster  # processes of its own
 def test_on_processes_too(flockstep, own_task):
-    task = own_task("own_local", loss="raise KeyError('labels')")
+    task = own_task("own_local", loss=LATE)
     place = ["--backend", "local", "--workers", "1"]
     done = flockstep("run", task, "independent", *place, "--steps", "2")
-    assert done.stderr.startswith("flockstep: own_local.py:14 in loss: rank 0 raised KeyError")
+    assert done.stderr.startswith(
+        "flockstep: own_local.py:14 in loss: rank 0 raised AssertionError"
+    )
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_debug_shows_the_whole_traceback(flockstep, own_task, is_first):
-    task = own_task(f"own_debug_{is_first}", loss="raise KeyError('labels')")
+    task = own_task(f"own_debug_{is_first}", loss=LATE)
     command = ["run", task, "independent", "--workers", "1", "--steps", "2"]
     done = flockstep(*(["--debug", *command] if is_first else [*command, "--debug"]))
     assert "Traceback (most recent call last)" in done.stderr
-    assert "    raise KeyError('labels')\n" in done.stderr
+    assert f"    {LATE}\n" in done.stderr
     assert "in train\n" in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"flockstep: {task.split(':')[0]}.py:14 in loss")
     assert done.returncode == 1

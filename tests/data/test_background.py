@@ -71,10 +71,20 @@ def launch(program, workers=2):
     return fs.launch(program, workers, seed=3)
 
 
+BEFORE: set[int] = set()  # processes that other tests keep
+
+
+@pytest.fixture(autouse=True)
+def _others_processes():
+    BEFORE.clear()
+    BEFORE.update(each.pid for each in psutil.Process().children())
+
+
 def background():
     """Threads that prepare batches, and processes of this one."""
     threads = [each for each in threading.enumerate() if "batches" in each.name]
-    return len(threads), len(psutil.Process().children())
+    children = [each for each in psutil.Process().children() if each.pid not in BEFORE]
+    return len(threads), len(children)
 
 
 def equal(ours, theirs):
