@@ -15,6 +15,7 @@ from rich.table import Table
 
 from benchmarks import (
     asynchronous,
+    checkpoints,
     codec_speed,
     data_speed,
     failures,
@@ -36,6 +37,7 @@ BENCHMARKS = tuple(
         looks,
         tracing,
         asynchronous,
+        checkpoints,
         failures,
         on_torchrun,
         on_ray,

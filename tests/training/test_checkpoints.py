@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.strategies.harness import net, net_with_statistics
 from tests.strategies.table import CODECS, TABLE
+from tests.support.full_disk import files_end_at
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,7 +69,7 @@ def outcome(result: fs.Result):
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
+    return sorted(folder.glob("*-step-*"))
 
 
 def only(path: Path, folder: Path) -> Path:
@@ -206,7 +207,7 @@ def copied(kept, tmp_path) -> tuple[Path, fs.RunSpec]:
 def test_what_is_not_whole_is_passed_over(kept, tmp_path):
     folder, spec = copied(kept, tmp_path)
     (whole,) = checkpoints(folder)
-    later = folder / "step-000000009999"
+    later = folder / "0001-step-000000009999"
     shutil.copytree(whole, later)
     (later / "part-0.json").rename(later / ".part-0.json")  # killed before the last name
     assert outcome(fs.resume(folder, spec=spec)) == kept[2]
@@ -249,12 +250,20 @@ def test_another_model_is_refused(kept, tmp_path):
 def test_a_disk_that_is_full_is_said(tmp_path):
     """What cannot be written ends the run with the file's name; nothing half-written counts."""
     spec = spec_of(fs.SyncSGD(), steps=40)
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    for step in range(1, 41):  # a file where a folder would have to be
-        (folder / f"step-{step:012d}").touch()
-    with pytest.raises(fs.CheckpointError, match=r"part-0.safetensors' cannot be written"):
-        fs.run(spec, checkpoint=folder, every="1 step")
+    complaint = r"part-0.safetensors' cannot be written"
+    with files_end_at(2000), pytest.raises(fs.CheckpointError, match=complaint):
+        fs.run(spec, checkpoint=tmp_path, every="1 step")
+    with pytest.raises(fs.CheckpointError, match="holds no whole checkpoint"):
+        fs.resume(tmp_path, spec=spec)
+
+
+def test_what_a_life_has_left_unfinished_is_not_taken_for_the_next_ones(kept, tmp_path):
+    folder, spec = copied(kept, tmp_path)
+    begun = folder / "0002-step-000000000005"
+    begun.mkdir()
+    (begun / "part-1.safetensors").touch()
+    assert outcome(fs.resume(folder, spec=spec)) == kept[2]
+    assert not (begun / "part-1.safetensors").exists()
 
 
 # --- another number of workers --------------------------------------------------------------------
@@ -286,6 +295,16 @@ def test_the_model_that_stood_for_the_run_is_where_it_goes_on(tmp_path):
         after = fs.resume(tmp_path, 2, spec=spec).model.state_dict()
     for name, value in before.items():
         assert torch.allclose(after[name], value, atol=1e-12)
+
+
+def test_a_later_life_with_fewer_steps_is_the_one_that_goes_on(tmp_path):
+    spec = spec_of(fs.LocalSGD(3), epochs=4)
+    fs.run(spec, checkpoint=tmp_path / "all", every="1 epoch", keep=9)
+    folder = only(checkpoints(tmp_path / "all")[0], tmp_path / "one")
+    with pytest.warns(UserWarning, match="8 workers in place of 4"):
+        whole = fs.resume(folder, 8, spec=spec)
+    assert checkpoints(folder)[-1].name.startswith("0002-step-00000000000")
+    assert outcome(fs.resume(folder, 8, spec=spec)) == outcome(whole)
 
 
 @pytest.mark.parametrize("strategy", [fs.EASGD(2), fs.EAWild(2), fs.Independent()], ids=repr)
@@ -426,7 +445,7 @@ def test_fifty_random_kills_change_nothing(tmp_path):
         kill = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
         kill.daemon = True
         kill.start()
-        if checkpoints(tmp_path) and any(tmp_path.glob("step-*/part-0.json")):
+        if checkpoints(tmp_path) and any(tmp_path.glob("*-step-*/part-0.json")):
             result = fs.resume(tmp_path, spec=spec)
         else:
             result = fs.run(spec, checkpoint=tmp_path, every="1 step")

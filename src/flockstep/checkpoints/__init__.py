@@ -4,6 +4,7 @@ from flockstep.checkpoints.folder import (
     Checkpoint,
     Writer,
     drop_older,
+    drop_unfinished,
     newest,
     require_folder,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "Part",
     "Writer",
     "drop_older",
+    "drop_unfinished",
     "go_on_together",
     "joined",
     "load_part",

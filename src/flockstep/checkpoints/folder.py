@@ -1,12 +1,13 @@
 """Checkpoints in a folder: safetensors and JSON, written aside, whole or not there.
 
-    FOLDER/step-000000001200/part-0.safetensors     tensors, by path
-                             part-0.json            values, by path; what it is part of; checksums
+    FOLDER/0001-step-000000001200/part-0.safetensors     tensors, by path
+                                  part-0.json            values, by path; what it is part of
 
-Every process writes the part of its own workers, each file under another name first. A part is
-there when its JSON is, and a checkpoint is whole when all the parts are there that each of them
-says it has. Nobody has to wait for anybody, and who is killed at any moment leaves the last whole
-one as it was.
+The first number is that of the run's life, which is a new one whenever it goes on: later lives may
+count fewer steps, on more workers. Every process writes the part of its own workers, each file
+under another name first. A part is there when its JSON is, and a checkpoint is whole when all the
+parts are there that each of them says it has. Nobody has to wait for anybody, and who is killed at
+any moment leaves the last whole one as it was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,12 +39,14 @@ class Checkpoint:
 
     Fields:
         path: its folder.
+        life: in which life of its run it was taken.
         step: of the worker that had come furthest.
         parts: the number of each.
         about: what the run says of itself.
     """
 
     path: Path
+    life: int
     step: int
     parts: tuple[int, ...]
     about: dict[str, Any]
@@ -56,9 +60,8 @@ def require_folder(folder: Path) -> None:
     """Complain of a folder in which no checkpoint can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise CheckpointError(
             f"'checkpoint' must be a folder that takes files (got {str(folder)!r}: "
@@ -79,9 +82,22 @@ def drop_older(folder: Path, keep: int) -> None:
             shutil.rmtree(path, ignore_errors=True)  # others may do the same
 
 
+def drop_unfinished(folder: Path) -> None:
+    """Remove what was begun after the last whole checkpoint, by a run that was stopped: a run that
+    goes on might come to the same step, and its parts must not be taken for those.
+    """
+    last = newest(folder)
+    for path in _folders(folder):
+        if last is None or path.name > last.path.name:
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise CheckpointError(f"{str(path)!r} cannot be removed: {error}") from error
+
+
 def _folders(folder: Path) -> list[Path]:
     """The newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    return sorted(folder.glob("????-step-*"), reverse=True)
 
 
 def _whole(folder: Path) -> Iterator[Checkpoint]:
@@ -92,7 +108,8 @@ def _whole(folder: Path) -> Iterator[Checkpoint]:
         about = _described(described)
         numbers = tuple(about["parts"])
         if all((path / f"part-{number}.json").exists() for number in numbers):
-            yield Checkpoint(path, about["step"], numbers, about["about"])
+            life = int(path.name.partition("-")[0])
+            yield Checkpoint(path, life, about["step"], numbers, about["about"])
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -133,10 +150,9 @@ def _read(path: Path, number: int) -> Part:
 
 
 def write_part(
-    folder: Path, step: int, number: int, part: Part, parts: Sequence[int], about: dict[str, Any]
+    path: Path, step: int, number: int, part: Part, parts: Sequence[int], about: dict[str, Any]
 ) -> None:
-    """Write one part of the checkpoint of `step`."""
-    path = folder / f"step-{step:012d}"
+    """Write one part of a checkpoint into its folder."""
     file = path / f"part-{number}.safetensors"
     tensors, values = part
     try:
@@ -167,6 +183,8 @@ class Writer:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self._keep = keep
+        before = newest(folder)
+        self._life = 1 if before is None else before.life + 1
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
 
@@ -179,10 +197,11 @@ class Writer:
     ) -> None:
         """Begin to write a part, when the one before is written."""
         self.wait()
+        path = self.folder / f"{self._life:04d}-step-{step:012d}"
 
         def work() -> None:
             try:
-                write_part(self.folder, step, number, part, parts, about)
+                write_part(path, step, number, part, parts, about)
                 if number == min(parts):
                     drop_older(self.folder, self._keep)
             except CheckpointError as error:
@@ -191,11 +210,15 @@ class Writer:
         self._thread = threading.Thread(target=work, name="flockstep-checkpoint")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until all is written. Complain if it could not be."""
+    def join(self) -> None:
+        """Wait until all is written, or could not be."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """Wait until all is written. Complain if it could not be."""
+        self.join()
         if self._error is not None:
             error, self._error = self._error, None
             raise error

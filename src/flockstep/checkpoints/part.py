@@ -95,8 +95,7 @@ def load_part(worker: Worker, data: dict[str, Any]) -> None:
     for tensor, value in zip(outside, data["outside"], strict=True):
         tensor.copy_(value)
     worker.optimizer.load_state_dict(data["optimizer"])
-    if data["state"]["values"] != "{}":
-        load_state(worker.state, data["state"]["tensors"], json.loads(data["state"]["values"]))
+    load_state(worker.state, data["state"]["tensors"], json.loads(data["state"]["values"]))
     for path, shared in shared_tensors(worker.state).items():
         shared.know(data["known"][path])
     for name in OF_WORKER:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from flockstep.backends import Backend, Simulator, Torchrun
-from flockstep.checkpoints import Checkpoint, newest, require_folder
+from flockstep.checkpoints import Checkpoint, drop_unfinished, newest, require_folder
 from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
 from flockstep.errors import CheckpointError, InvalidField, SpecError, WorkerLost, unknown_name
@@ -243,6 +243,8 @@ def run_on(
         require_trace_path(Path(trace))
     if keeping is not None:
         require_folder(keeping.folder)
+        if place.is_lead:
+            drop_unfinished(keeping.folder)
     spec = spec.replace(workers=place.size(spec.workers))
     job = prepared(spec, place, traces=trace is not None, tells_looks=on_look is not None)
     job = _kept(job, place, keeping, resumed)
@@ -250,16 +252,20 @@ def run_on(
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
     title = f"{job.task.name} {spec.strategy.name}"
-    with steps_bar(title, job.steps, shown) as watch:
-        outcomes = launch(
-            functools.partial(train, job=replace(job, spec=_without_backend(spec))),
-            spec.workers,
-            place,
-            seed=spec.seed,
-            on_failure=spec.on_failure,
-            watch=watch,
-            hear=None if reporter is None else reporter.hear,
-        )
+    try:
+        with steps_bar(title, job.steps, shown) as watch:
+            outcomes = launch(
+                functools.partial(train, job=replace(job, spec=_without_backend(spec))),
+                spec.workers,
+                place,
+                seed=spec.seed,
+                on_failure=spec.on_failure,
+                watch=watch,
+                hear=None if reporter is None else reporter.hear,
+            )
+    finally:
+        if job.snapshots is not None:
+            job.snapshots.join()  # also of a run that has failed: it is to go on from there
     if job.snapshots is not None:
         job.snapshots.close()
     result = _result(job, outcomes, place, time.perf_counter() - began)

@@ -74,6 +74,10 @@ class Snapshots:
                 worker.comm.keep_journal(True)
                 self._copy(worker, observer, is_over=True)
 
+    def join(self) -> None:
+        """Wait for what is being written."""
+        self._writer.join()
+
     def close(self) -> None:
         """See that all is written."""
         self._writer.wait()
