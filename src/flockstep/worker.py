@@ -17,9 +17,11 @@ from torch.utils.data import DataLoader
 from flockstep.agreement import agreed
 from flockstep.checkpoints import (
     Writer,
+    drop_unfinished,
     go_on_together,
     newest,
     require_folder,
+    require_same,
     save_together,
 )
 from flockstep.comm import Comm, Namespace, broadcast_from_first
@@ -311,6 +313,7 @@ class Worker:
         with torch.no_grad(), self._names:
             self._hooks.finish(self, self.state)
         self._begin()
+        self.note_changes()
 
     def _unscale(self, scaler: GradScaler) -> bool:
         agree = self.agree if self.strategy.waits else bool
@@ -351,6 +354,11 @@ class Worker:
         """Whether a loop over `worker.batches` is under way."""
         return self._loop is not None and not self._loop.has_ended
 
+    @property
+    def has_more_batches(self) -> bool:
+        """Whether that loop has batches left."""
+        return self._loop is not None and self._loop.has_more
+
     def checkpoint(self, folder: str | Path, extras: Any = None, *, keep: int = 2) -> None:
         """Save all that this worker needs to go on: right after a step, on all workers together.
 
@@ -362,14 +370,26 @@ class Worker:
         whole checkpoints the last `keep` stay in the folder, which all workers must see.
         """
         require_integer("keep", keep, 1)
-        folder = Path(folder)
+        folder = Path(folder).absolute()
         if self._writer is None or self._writer.folder != folder:
             if self._writer is not None:
                 self._writer.wait()
-            require_folder(folder)
-            self._writer = Writer(folder, keep)
+            self._writer = self._new_writer(folder, keep)
+        self._writer.keep = keep
         with self.comm.off_the_clock():
             save_together(self, self._writer, {"backend": self.comm.kind}, extras=extras)
+
+    def _new_writer(self, folder: Path, keep: int) -> Writer:
+        require_folder(folder)
+        keeper = self.comm.kept_in.setdefault(folder, self)
+        if keeper is not self:
+            raise CheckpointError(
+                f"rank {self.comm.rank}: {str(folder)!r} holds the checkpoints of another Worker "
+                "of this comm: each has a folder of its own"
+            )
+        if self.comm.rank == self.comm.members[0]:
+            drop_unfinished(folder)
+        return Writer(folder, keep)
 
     def resume(self, folder: str | Path) -> Any:
         """Go on from the last whole checkpoint in a folder, on all workers together, before the
@@ -380,18 +400,14 @@ class Worker:
             for x, y in worker.batches(dataset, batch_size=32, epochs=10):   # from the next batch
                 …
         """
-        checkpoint = newest(Path(folder))
-        step = torch.tensor(-1 if checkpoint is None else checkpoint.step)
-        with self.comm.off_the_clock():
-            steps = self.comm.all_gather(step)
-        if any(not torch.equal(each, step) for each in steps):
-            found = ", ".join(f"rank {n}: {int(each)}" for n, each in enumerate(steps))
-            raise CheckpointError(
-                f"all workers must see the same checkpoints in {str(folder)!r} (got {found}; "
-                "-1 stands for none)"
-            )
+        checkpoint = newest(Path(folder).absolute())
+        require_same(self.comm, checkpoint)
         if checkpoint is None:
             return None
+        if "spec" in checkpoint.about:
+            raise CheckpointError(
+                f"{str(checkpoint.path)!r} is of fs.run: fs.resume goes on with it"
+            )
         if checkpoint.about.get("backend") != self.comm.kind:
             raise CheckpointError(
                 f"{str(checkpoint.path)!r} was taken {checkpoint.about.get('backend')} and cannot "

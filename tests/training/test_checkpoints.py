@@ -167,12 +167,13 @@ def test_a_folder_with_a_run_is_not_begun_anew(tmp_path):
         ({"every": "often"}, "'every' must be an interval .*'often'"),
         ({"every": 0}, "'every' must be an interval"),
         ({"keep": 0}, r"'keep' must be at least 1 \(got 0\)"),
+        ({"checkpoint": None, "keep": 3}, r"'checkpoint' must be given where 'every' or 'keep' is"),
     ],
     ids=repr,
 )
 def test_what_is_wrong_is_said_before_the_run(how, complaint, tmp_path):
     with pytest.raises(fs.InvalidField, match=complaint):
-        fs.run(spec_of(fs.SyncSGD()), checkpoint=tmp_path, **how)
+        fs.run(spec_of(fs.SyncSGD()), **{"checkpoint": tmp_path} | how)
 
 
 def test_a_folder_that_takes_no_files_is_refused(tmp_path):
@@ -207,7 +208,7 @@ def copied(kept, tmp_path) -> tuple[Path, fs.RunSpec]:
 def test_what_is_not_whole_is_passed_over(kept, tmp_path):
     folder, spec = copied(kept, tmp_path)
     (whole,) = checkpoints(folder)
-    later = folder / "0001-step-000000009999"
+    later = folder / "0001-009999-step-1"
     shutil.copytree(whole, later)
     (later / "part-0.json").rename(later / ".part-0.json")  # killed before the last name
     assert outcome(fs.resume(folder, spec=spec)) == kept[2]
@@ -259,7 +260,7 @@ def test_a_disk_that_is_full_is_said(tmp_path):
 
 def test_what_a_life_has_left_unfinished_is_not_taken_for_the_next_ones(kept, tmp_path):
     folder, spec = copied(kept, tmp_path)
-    begun = folder / "0002-step-000000000005"
+    begun = folder / "0002-000001-step-5"
     begun.mkdir()
     (begun / "part-1.safetensors").touch()
     assert outcome(fs.resume(folder, spec=spec)) == kept[2]
@@ -303,7 +304,7 @@ def test_a_later_life_with_fewer_steps_is_the_one_that_goes_on(tmp_path):
     folder = only(checkpoints(tmp_path / "all")[0], tmp_path / "one")
     with pytest.warns(UserWarning, match="8 workers in place of 4"):
         whole = fs.resume(folder, 8, spec=spec)
-    assert checkpoints(folder)[-1].name.startswith("0002-step-00000000000")
+    assert checkpoints(folder)[-1].name.startswith("0002-")
     assert outcome(fs.resume(folder, 8, spec=spec)) == outcome(whole)
 
 
@@ -388,7 +389,7 @@ def test_loops_by_epoch_go_on_where_they_were(tmp_path):
                 seen.append(y.tolist())
                 loss(model, (x, y)).backward()
                 worker.step(0.0)
-                if inside and worker.steps == 3:
+                if worker.steps == inside:
                     worker.checkpoint(tmp_path / str(inside))
                     if lives == 1:
                         return seen, worker._writer.wait()
@@ -399,12 +400,65 @@ def test_loops_by_epoch_go_on_where_they_were(tmp_path):
         worker.finish()
         return seen, worker.steps
 
-    for inside in (True, False):
+    for inside in (3, 4, 0):
         (first, _), _ = fs.launch(lambda comm: program(comm, inside, 1), 2)  # noqa: B023
         (then, steps), _ = fs.launch(lambda comm: program(comm, inside, 2), 2)  # noqa: B023
         shutil.rmtree(tmp_path / str(inside))
         (whole, _), _ = fs.launch(lambda comm: program(comm, inside, 2), 2)  # noqa: B023
         assert first + then == whole and steps == 6
+
+
+def test_two_workers_of_a_comm_have_two_folders(tmp_path):
+    def program(comm):
+        models = net(), net()
+        made = [
+            fs.Worker(comm, model, torch.optim.SGD(model.parameters(), 0.1), fs.EASGD(2))
+            for model in models
+        ]
+        for worker, folder in zip(made, folders, strict=True):
+            worker.checkpoint(tmp_path / folder)
+        for worker in made:
+            worker.finish()
+
+    folders = "a", "b"
+    fs.launch(program, 2)
+    folders = "c", "c"
+    with pytest.raises(fs.CheckpointError, match=r"rank \d: .*c' holds .* of another Worker"):
+        fs.launch(program, 2)
+
+
+def test_a_loop_and_a_run_are_not_taken_for_each_other(kept, tmp_path):
+    def program(comm, goes_on):
+        model = net()
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), 0.1), fs.SyncSGD())
+        if goes_on:
+            worker.resume(folder)
+        worker.checkpoint(tmp_path / "own")
+        worker.finish()
+
+    folder, spec = copied(kept, tmp_path)
+    with pytest.raises(fs.CheckpointError, match="is of fs.run: fs.resume goes on with it"):
+        fs.launch(lambda comm: program(comm, True), 2)
+    fs.launch(lambda comm: program(comm, False), 2)
+    with pytest.raises(fs.CheckpointError, match="a loop of one's own: worker.resume goes on"):
+        fs.resume(tmp_path / "own", spec=spec)
+
+
+def test_another_run_of_a_task_of_a_script_is_refused(kept, tmp_path):
+    folder, spec = copied(kept, tmp_path)
+    with pytest.raises(fs.CheckpointError, match=r"of another run, with seed 0 \(got 7\)"):
+        fs.resume(folder, spec=spec.replace(seed=7))
+
+
+def test_the_slow_are_saved_when_the_fast_have_ended(tmp_path):
+    """Checkpoints go on to the end, each in a folder of its own, also while batches grow."""
+    slow = fs.Compute(0.01, slow={1: 8.0})
+    growing = fs.BatchGrowth(2, (0.5,), 2)
+    spec = spec_of(fs.EAWild(2), workers=2, compute=slow, batch_size=growing, epochs=4)
+    whole = outcome(fs.run(spec, checkpoint=tmp_path / "all", every="1 epoch", keep=99))
+    found = checkpoints(tmp_path / "all")
+    assert len(found) == 3
+    assert outcome(fs.resume(only(found[-1], tmp_path / "one"), spec=spec)) == whole
 
 
 def test_a_checkpoint_is_taken_after_a_step(tmp_path):

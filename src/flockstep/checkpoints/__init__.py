@@ -9,7 +9,7 @@ from flockstep.checkpoints.folder import (
     require_folder,
 )
 from flockstep.checkpoints.part import Part, joined, load_part, part_of, parted, read_part
-from flockstep.checkpoints.together import go_on_together, save_together
+from flockstep.checkpoints.together import go_on_together, require_same, save_together
 
 __all__ = [
     "Checkpoint",
@@ -25,5 +25,6 @@ __all__ = [
     "parted",
     "read_part",
     "require_folder",
+    "require_same",
     "save_together",
 ]

@@ -1,13 +1,14 @@
 """Checkpoints in a folder: safetensors and JSON, written aside, whole or not there.
 
-    FOLDER/0001-step-000000001200/part-0.safetensors     tensors, by path
-                                  part-0.json            values, by path; what it is part of
+    FOLDER/0001-000003-step-1200/part-0.safetensors     tensors, by path
+                                 part-0.json            values, by path; what it is part of
 
-The first number is that of the run's life, which is a new one whenever it goes on: later lives may
-count fewer steps, on more workers. Every process writes the part of its own workers, each file
-under another name first. A part is there when its JSON is, and a checkpoint is whole when all the
-parts are there that each of them says it has. Nobody has to wait for anybody, and who is killed at
-any moment leaves the last whole one as it was.
+The first number is that of the run's life, which is a new one whenever it goes on, the second that
+of the checkpoint in it. Steps would not do: later lives may count fewer, on more workers.
+
+Every process writes the part of its own workers, each file under another name first. A part is
+there when its JSON is, and a checkpoint is whole when all the parts are there that it says it has.
+Nobody has to wait for anybody, and who is killed at any moment leaves the last whole one as it was.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Checkpoint:
     Fields:
         path: its folder.
         life: in which life of its run it was taken.
+        serial: the number of those in this life.
         step: of the worker that had come furthest.
         parts: the number of each.
         about: what the run says of itself.
@@ -47,6 +49,7 @@ class Checkpoint:
 
     path: Path
     life: int
+    serial: int
     step: int
     parts: tuple[int, ...]
     about: dict[str, Any]
@@ -74,12 +77,19 @@ def newest(folder: Path) -> Checkpoint | None:
     return next(_whole(folder), None)
 
 
+def _numbers(path: Path) -> tuple[int, int]:
+    """Life and serial of a checkpoint's folder."""
+    life, serial, *_ = path.name.split("-")
+    return int(life), int(serial)
+
+
 def drop_older(folder: Path, keep: int) -> None:
     """Remove all but the last `keep` whole checkpoints, and what is not whole before the last."""
-    kept = [each.path for _, each in zip(range(keep), _whole(folder), strict=False)]
+    whole = _whole(folder, is_strict=False)
+    kept = [each.path for _, each in zip(range(keep), whole, strict=False)]
     for path in _folders(folder):
         if kept and path not in kept and path.name < kept[0].name:
-            shutil.rmtree(path, ignore_errors=True)  # others may do the same
+            shutil.rmtree(path, ignore_errors=True)  # the processes of all workers do the same
 
 
 def drop_unfinished(folder: Path) -> None:
@@ -97,19 +107,24 @@ def drop_unfinished(folder: Path) -> None:
 
 def _folders(folder: Path) -> list[Path]:
     """The newest first."""
-    return sorted(folder.glob("????-step-*"), reverse=True)
+    return sorted(folder.glob("????-??????-step-*"), reverse=True)
 
 
-def _whole(folder: Path) -> Iterator[Checkpoint]:
+def _whole(folder: Path, is_strict: bool = True) -> Iterator[Checkpoint]:
+    """The newest first. `is_strict`: complain of what is damaged, in place of passing over it."""
     for path in _folders(folder):
         described = next(iter(sorted(path.glob("part-*.json"))), None)
         if described is None:
             continue
-        about = _described(described)
+        try:
+            about = _described(described)
+        except CheckpointError:
+            if is_strict and described.exists():  # else somebody is removing it
+                raise
+            continue
         numbers = tuple(about["parts"])
         if all((path / f"part-{number}.json").exists() for number in numbers):
-            life = int(path.name.partition("-")[0])
-            yield Checkpoint(path, life, about["step"], numbers, about["about"])
+            yield Checkpoint(path, *_numbers(path), about["step"], numbers, about["about"])
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -182,9 +197,10 @@ class Writer:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
-        self._keep = keep
+        self.keep = keep
         before = newest(folder)
         self._life = 1 if before is None else before.life + 1
+        self._serial = 0
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
 
@@ -197,15 +213,16 @@ class Writer:
     ) -> None:
         """Begin to write a part, when the one before is written."""
         self.wait()
-        path = self.folder / f"{self._life:04d}-step-{step:012d}"
+        self._serial += 1  # the same on all workers: all take part in every one
+        path = self.folder / f"{self._life:04d}-{self._serial:06d}-step-{step}"
 
         def work() -> None:
             try:
                 write_part(path, step, number, part, parts, about)
-                if number == min(parts):
-                    drop_older(self.folder, self._keep)
-            except CheckpointError as error:
-                self._error = error  # raised where the run next asks for this writer
+                drop_older(self.folder, self.keep)
+            except Exception as error:  # noqa: BLE001
+                # Raised where the run next asks for this writer.
+                self._error = CheckpointError(f"no checkpoint in {str(path)!r}: {error}")
 
         self._thread = threading.Thread(target=work, name="flockstep-checkpoint")
         self._thread.start()

@@ -50,6 +50,7 @@ def part_of(worker: Worker, **more: Any) -> Part:
         "worker": {name: getattr(worker, name) for name in OF_WORKER},
         "course": course.saved(),
         "is_in_loop": worker.is_in_loop,
+        "is_exhausted": worker.is_in_loop and not worker.has_more_batches,
         "comm": worker.comm.saved(),
         **more,
     }
@@ -86,7 +87,8 @@ def load_part(worker: Worker, data: dict[str, Any]) -> None:
     own, saved = worker.flat.state, data["flat"]
     outside = outside_tensors(worker.model)
     fits = own.shape == saved.shape and own.dtype == saved.dtype
-    if not fits or len(outside) != len(data["outside"]):
+    shapes = [tensor.shape for tensor in outside]
+    if not fits or shapes != [tensor.shape for tensor in data["outside"]]:
         raise CheckpointError(
             f"rank {worker.comm.rank}: the checkpoint is of a model with {saved.numel()} × "
             f"{saved.dtype} (got one with {own.numel()} × {own.dtype})"
@@ -100,5 +102,5 @@ def load_part(worker: Worker, data: dict[str, Any]) -> None:
         shared.know(data["known"][path])
     for name in OF_WORKER:
         setattr(worker, name, data["worker"][name])
-    worker.course.load(data["course"], data["is_in_loop"])
+    worker.course.load(data["course"], data["is_in_loop"], data["is_exhausted"])
     worker.note_changes()

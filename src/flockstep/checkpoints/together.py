@@ -8,6 +8,7 @@ import torch
 
 from flockstep.checkpoints.folder import Checkpoint, Writer
 from flockstep.checkpoints.part import load_part, part_of, read_part
+from flockstep.comm import Comm
 from flockstep.errors import CheckpointError
 from flockstep.strategies import shared_tensors
 
@@ -34,6 +35,18 @@ def save_together(worker: Worker, writer: Writer, about: dict[str, Any], **more:
     writer.write(int(step), comm.rank, part, comm.members, about)
 
 
+def require_same(comm: Comm, checkpoint: Checkpoint | None) -> None:
+    """All workers must have found the same checkpoint, or none."""
+    found = (0, 0) if checkpoint is None else (checkpoint.life, checkpoint.serial)
+    with comm.off_the_clock():
+        told = comm.all_gather(torch.tensor(found))
+    if any(tuple(each.tolist()) != found for each in told):
+        seen = ", ".join(f"rank {rank}: {each.tolist()}" for rank, each in told.by_rank().items())
+        raise CheckpointError(
+            f"all workers must see the same checkpoints (got life and number of the last: {seen})"
+        )
+
+
 def go_on_together(worker: Worker, checkpoint: Checkpoint) -> dict[str, Any]:
     """All workers, which have just been made, go on from a checkpoint. Return this one's part."""
     comm = worker.comm
@@ -42,6 +55,7 @@ def go_on_together(worker: Worker, checkpoint: Checkpoint) -> dict[str, Any]:
             f"{str(checkpoint.path)!r} is of ranks {', '.join(map(str, checkpoint.parts))} "
             f"(got {comm.size} workers)"
         )
+    require_same(comm, checkpoint)
     data = read_part(checkpoint.read(comm.rank))
     with comm.off_the_clock():
         comm.barrier()
@@ -52,6 +66,6 @@ def go_on_together(worker: Worker, checkpoint: Checkpoint) -> dict[str, Any]:
     comm.go_back(data["comm"], data["world"])
     load_part(worker, data)
     if not comm.meter.is_virtual:
-        with comm.off_the_clock():
+        with comm.off_the_clock(is_done=bool(data.get("is_over"))):
             comm.barrier()  # a model may live in memory that others load as well
     return data

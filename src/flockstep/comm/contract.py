@@ -189,6 +189,11 @@ class Comm(ABC):
         return shared
 
     @functools.cached_property
+    def kept_in(self) -> dict[Any, Any]:
+        """Who of this comm's Workers keeps its checkpoints in which folder."""
+        return {}
+
+    @functools.cached_property
     def _forms(self) -> dict[str, str]:
         """What the shared tensors of this comm are, by name."""
         return {}

@@ -48,6 +48,7 @@ class Course:
         """Go by `plan` from now on, of which `resume_at` batches are taken already."""
         if self.is_resumed:  # the loop that a checkpoint was taken in: all is counted already
             self._plan, self.is_resumed = plan, False
+            self.epoch = self.epochs_ended
             return
         self._plan, self.taken, self.used = plan, resume_at, resume_at
         self._epochs_before, self.passes_before = self.epoch, self.passes
@@ -61,10 +62,14 @@ class Course:
         """How far it has come, after a step."""
         return {name: value for name, value in vars(self).items() if name not in NOT_SAVED}
 
-    def load(self, saved: Mapping[str, float], is_in_loop: bool) -> None:
-        """Go on from there: with the next loop, if one was under way."""
+    def load(self, saved: Mapping[str, float], is_in_loop: bool, is_exhausted: bool) -> None:
+        """Go on from there: with the next loop, if one was under way. One that is exhausted gives
+        no more batches, but is gone through: until then its epoch is not over.
+        """
         vars(self).update(saved)
         self.is_resumed = is_in_loop
+        if is_exhausted:
+            self.epoch = self._epochs_before
 
     def take(self, batch: Batch) -> None:
         self.samples += batch.samples
@@ -155,9 +160,9 @@ class Batches(Iterator[Any]):
         epoch whose loop was broken off is passed over.
         """
         try:
-            while self._has_more():
+            while self.has_more:
                 yield self._epoch()
-                while self._is_in_epoch and self._has_more():
+                while self._is_in_epoch and self.has_more:
                     batch = next(self._coming)
                     self._course.skip(batch)
                     self._note(batch)
@@ -179,7 +184,7 @@ class Batches(Iterator[Any]):
 
     def _take(self) -> Batch | None:
         self._course.go_on()
-        if not self._has_more():
+        if not self.has_more:
             self.has_ended = True
             return None
         batch = next(self._coming)
@@ -187,7 +192,9 @@ class Batches(Iterator[Any]):
         self._note(batch)
         return batch
 
-    def _has_more(self) -> bool:
+    @property
+    def has_more(self) -> bool:
+        """Whether there are batches left."""
         is_long_enough = self.steps is None or self._course.taken < self.steps
         return self._passes_left > 0 and is_long_enough
 

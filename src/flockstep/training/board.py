@@ -131,10 +131,12 @@ class Board:
 
     def saved(self) -> dict[str, Any]:
         """What goes on from a checkpoint. For who holds the run still."""
+        # In this order: a look that is judged meanwhile may be in both, and must not be in none.
+        complete, history = [*self._complete], dict(self.history)
         return {
-            "history": {number: dict(look) for number, look in self.history.items()},
+            "history": {number: dict(look) for number, look in history.items()},
             "pending": [each.saved() for each in self._pending.values()],
-            "complete": [each.saved() for each in self._complete],
+            "complete": [each.saved() for each in complete],
             **{name: copy.copy(getattr(self, name)) for name in OF_BOARDS},
         }
 

@@ -33,16 +33,26 @@ class Agreement:
         self._bytes = None if budget is None else budget.bytes
         has_goal = self._seconds is not None or self._bytes is not None
         self._next = 1 if has_goal or look_every < math.inf else 0
+        self._steps_before = 0  # that others have taken
+
+    def pass_over(self, steps: int) -> None:
+        """The run begins with so many steps taken."""
+        self._steps_before = steps
 
     def saved(self) -> dict[str, Any]:
-        return {"next": self._next, "look_at": self._look_at}
+        return {
+            "next": self._next,
+            "look_at": self._look_at,
+            "steps_before": self._steps_before,
+        }
 
     def load(self, saved: dict[str, Any]) -> None:
         self._next, self._look_at = saved["next"], saved["look_at"]
+        self._steps_before = saved["steps_before"]
 
     def after_step(self) -> tuple[bool, bool]:
         """Whether the budget is used up, and whether it is time for a look."""
-        steps = self._worker.steps
+        steps = self._worker.steps - self._steps_before
         if steps != self._next:
             return False, False
         comm = self._worker.comm

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from flockstep.checkpoints import Writer, save_together
+from flockstep.errors import CheckpointError
 from flockstep.training.budget import Agreement, next_multiple
 from flockstep.training.figures import Table
 from flockstep.training.job import Job, Keeping
@@ -14,7 +16,8 @@ from flockstep.worker import Worker
 if TYPE_CHECKING:
     from flockstep.training.observer import Observer
 
-NEAR_ENOUGH = 0.02  # of the steps between two checkpoints: one that comes so early is on time
+# Of the steps between two looks or checkpoints: one that comes so much too early is on time.
+NEAR_ENOUGH = 0.02
 
 
 def keeper_of(worker: Worker, job: Job) -> Keeper | None:
@@ -22,6 +25,14 @@ def keeper_of(worker: Worker, job: Job) -> Keeper | None:
     if job.keeping is None or job.board is not None:
         return None
     return Keeper(worker, job, job.keeping)
+
+
+def close(writer: Writer) -> None:
+    """See that all is written. What was trained is not lost to a checkpoint that is not."""
+    try:
+        writer.wait()
+    except CheckpointError as error:
+        warnings.warn(str(error), stacklevel=2)
 
 
 class Keeper:
@@ -70,9 +81,13 @@ class Keeper:
             half_way = (steps + goal) / 2 if self._number == 0 and goal - steps > 1 else goal
             self.moment = table.moment_of(half_way * len(table.figures), first)
 
+    def pass_over(self, steps: int) -> None:
+        """The run begins with so many steps taken."""
+        self._agreement.pass_over(steps)
+
     def close(self) -> None:
         """See that all is written."""
-        self._writer.wait()
+        close(self._writer)
 
     def _is_step_of_one(self) -> bool:
         every, worker = self._keeping.every, self._worker
@@ -88,8 +103,10 @@ class Keeper:
 
     def _pass_over(self, steps: float) -> int:
         """The step of the next checkpoint behind those that are done."""
-        every = self._keeping.every
+        every, end = self._keeping.every, self._job.steps
         while (goal := self._job.step_of(every, self._number + 1)) <= steps:
+            if end is not None and goal >= end:
+                break
             self._number += 1
         return goal
 

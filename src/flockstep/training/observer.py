@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +28,11 @@ from flockstep.training.board import Board, Copy
 from flockstep.training.budget import Agreement, is_used_up, next_multiple
 from flockstep.training.figures import EpochLosses, Figures, Table
 from flockstep.training.job import Final, Job
-from flockstep.training.keeper import keeper_of
+from flockstep.training.keeper import NEAR_ENOUGH, keeper_of
 from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import judged, of_all_replicas
 from flockstep.worker import Worker
 
-NEAR_ENOUGH = 0.02  # of the steps between two looks: one that comes so much too early is on time
 ON_THE_CLOCK = ("_look_at", "_count_at", "_is_over")
 FEW_STEPS = 3  # whose end can be told from the pace of as many
 
@@ -77,10 +77,13 @@ class Observer(ABC):
 
     def after_step(self) -> bool:
         """Look if it is time to. Return whether the run ends here for this worker."""
-        if self._counted < self.worker.steps:
-            self._counted = self.worker.steps
-            self.losses.append(self.worker.loss)
-            self._last_epoch.add(self.worker)
+        is_saved = self.job.snapshots is not None
+        # Another lane may save this observer.
+        with self.worker.comm.standing_still() if is_saved else nullcontext():
+            if self._counted < self.worker.steps:
+                self._counted = self.worker.steps
+                self.losses.append(self.worker.loss)
+                self._last_epoch.add(self.worker)
         return self._after_step()
 
     @abstractmethod
@@ -93,8 +96,11 @@ class Observer(ABC):
     def pass_over(self, steps: int) -> None:
         """The run begins with so many steps taken: looks before are nobody's."""
         if self.spec.look_every.unit != "seconds":
-            while self.job.step_of_look(self._looks + 1) <= steps:
+            end = math.inf if self.job.steps is None else self.job.steps
+            while self.job.step_of_look(self._looks + 1) <= steps < end:
                 self._looks += 1
+        if self.keeper is not None:
+            self.keeper.pass_over(steps)
 
     def saved(self) -> dict[str, Any]:
         """What goes on from a checkpoint."""
@@ -179,6 +185,10 @@ class InStep(Observer):
 
     def leave(self) -> None:
         pass  # all leave together
+
+    def pass_over(self, steps: int) -> None:
+        super().pass_over(steps)
+        self._agreement.pass_over(steps)
 
     def saved(self) -> dict[str, Any]:
         return super().saved() | {"agreement": self._agreement.saved()}
@@ -348,7 +358,8 @@ class OnTheClock(Observer):
                 if not self._is_over:
                     self._look_if_due(table)
             self._first = self._first or table
-            if self.keeper is not None and not table.all_are_done and self.final is None:
+            is_over = self._is_over or table.all_are_done or self.final is not None
+            if self.keeper is not None and not is_over:
                 self.keeper.on_the_clock(self, table, self._first, is_done)
         return table
 

@@ -37,6 +37,8 @@ from flockstep.training.reporting import OnLook, Reporter
 from flockstep.training.snapshots import Resumed, Snapshots
 from flockstep.training.trace_file import require_trace_path, write_trace
 
+EVERY, KEEP = "5 min", 2  # of checkpoints
+
 
 def run(
     task: str | Task | RunSpec,
@@ -48,8 +50,8 @@ def run(
     trace: str | Path | None = None,
     on_look: OnLook | None = None,
     checkpoint: str | Path | None = None,
-    every: str | int | Interval = "5 min",
-    keep: int = 2,
+    every: str | int | Interval = EVERY,
+    keep: int = KEEP,
     **fields: Any,
 ) -> Result:
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
@@ -91,10 +93,14 @@ def run(
             raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
         place = backend if isinstance(backend, Backend) else make_place(spec)
-    if checkpoint is not None:
-        require_path("checkpoint", checkpoint)
-    keeping = None if checkpoint is None else Keeping(Path(checkpoint), *_often(every, keep))
-    if keeping is not None and (before := newest(keeping.folder)) is not None:
+    is_asked_for = (every, keep) != (EVERY, KEEP)
+    if checkpoint is None:
+        rule = "be given where 'every' or 'keep' is"
+        require(not is_asked_for, "checkpoint", rule, checkpoint)
+        return run_on(place, spec, progress, trace, on_look)
+    require_path("checkpoint", checkpoint)
+    keeping = Keeping(Path(checkpoint).absolute(), *_often(every, keep))
+    if (before := newest(keeping.folder)) is not None:
         if not is_restart():
             raise CheckpointError(
                 f"'checkpoint' must be a folder without a run (got {str(checkpoint)!r}, which "
@@ -142,7 +148,7 @@ def resume(
         fs.resume("runs/a")
     """
     require_path("folder", folder)
-    folder = Path(folder)
+    folder = Path(folder).absolute()
     found = _newest(folder)
     spec = _spec_of(found, spec)
     every, keep = _often(found.about["every"], found.about["keep"])
@@ -175,6 +181,10 @@ def _newest(folder: Path) -> Checkpoint:
 
 
 def _spec_of(found: Checkpoint, given: RunSpec | None) -> RunSpec:
+    if "spec" not in found.about:
+        raise CheckpointError(
+            f"{str(found.path)!r} is of a loop of one's own: worker.resume goes on with it"
+        )
     written = found.about["spec"]
     if written is None:
         if given is None:
@@ -182,11 +192,27 @@ def _spec_of(found: Checkpoint, given: RunSpec | None) -> RunSpec:
                 f"{str(found.path)!r} does not hold the run's spec, which could not be written "
                 f"({found.about['not_written']}): resume with spec=…"
             )
-        return given
+        differing = [
+            name for name, text in _told(given).items() if found.about["told"].get(name) != text
+        ]
+        if differing:
+            name = differing[0]
+            raise CheckpointError(
+                f"{str(found.path)!r} is of another run, with {name} {found.about['told'][name]} "
+                f"(got {_told(given)[name]})"
+            )
+        return given.replace(workers=found.about["workers"])
     spec = RunSpec.from_json(json.dumps(written))
     if given is not None and given.replace(workers=spec.workers) != spec:
         raise CheckpointError(f"{str(found.path)!r} is of another run: {spec!r} (got {given!r})")
     return spec
+
+
+def _told(spec: RunSpec) -> dict[str, str]:
+    """What can be compared of a spec that cannot be written. Its task cannot."""
+    names = [name for name in SPEC_FIELDS if name not in ("task", "workers", "backend")]
+    told = {name: repr(getattr(spec, name)) for name in names}
+    return {name: text for name, text in told.items() if " at 0x" not in text}  # functions
 
 
 def is_restart() -> bool:
@@ -297,7 +323,7 @@ def _kept(job: Job, place: Backend, keeping: Keeping | None, resumed: Checkpoint
     try:
         about["spec"] = json.loads(spec.to_json())
     except SpecError as reason:  # a task that exists in a script only
-        about["not_written"] = str(reason)
+        about |= {"not_written": str(reason), "told": _told(spec)}
     job = replace(job, keeping=replace(keeping, about=about))
     if board is None:
         return job

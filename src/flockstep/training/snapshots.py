@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flockstep.checkpoints import Part, Writer, joined, load_part, part_of, parted, read_part
 from flockstep.strategies import save_state
 from flockstep.training.job import Job, Keeping
+from flockstep.training.keeper import close
 from flockstep.worker import Worker
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Snapshots:
         self._copied_after: dict[int, int] = {}  # which step
         self._observers: dict[int, tuple[Observer, dict[str, Any]]] = {}
         self._ended: set[int] = set()
+        self._seen: set[int] = set()  # ranks that have ended a step
         self._is_open = False  # copies are being collected
         self._step = 0  # after which those are copied who meet in their steps
         self._steps = [0 if job.start is None else job.start.steps] * workers
@@ -80,9 +82,10 @@ class Snapshots:
 
     def close(self) -> None:
         """See that all is written."""
-        self._writer.wait()
+        close(self._writer)
 
     def _count(self, worker: Worker) -> None:
+        self._seen.add(worker.comm.rank)
         self._steps[worker.comm.rank] = worker.steps
         self._epochs[worker.comm.rank] = worker.course.epochs_ended
 
@@ -90,7 +93,8 @@ class Snapshots:
         """`of_all`: whether steps and epochs are those of all workers together, not of the first
         to get there.
         """
-        if self._writer.is_busy or self._board.final is not None:
+        is_first_step = len(self._seen) < len(self._steps)
+        if is_first_step or self._writer.is_busy or self._board.final is not None:
             return False
         self._writer.wait()  # for its complaint, if it has one
         every = self._keeping.every
@@ -103,13 +107,14 @@ class Snapshots:
         if every.unit == "epochs" and self._job.timetable is None:
             reached = min(self._epochs) if of_all else max(self._epochs)
             return reached >= number * every.count
+        goal, end = self._job.step_of(every, number), self._job.steps
         steps = sum(self._steps) if of_all else max(self._steps) * workers
-        return steps >= workers * self._job.step_of(every, number)
+        return steps >= workers * goal and (end is None or goal < end)
 
-    def _pass_over(self) -> None:
+    def _pass_over(self, of_all: bool = False) -> None:
         """What the run has come to is done."""
         if self._keeping.every.unit != "seconds":
-            while self._has_come_to(self._number + 1):
+            while self._has_come_to(self._number + 1, of_all):
                 self._number += 1
 
     def _copy(self, worker: Worker, observer: Observer, is_over: bool) -> None:
@@ -127,11 +132,13 @@ class Snapshots:
         self._is_open = False
         if world is None:  # somebody has made a comm: once more
             return
+        if self._board.final is not None:  # the run is over
+            return
         observers = [
             observer.saved() if observer.changes_within_steps else saved
             for _, (observer, saved) in sorted(self._observers.items())
         ]
-        self._pass_over()
+        self._pass_over(of_all=self._observers[0][0].changes_within_steps)
         run = save_state(
             {
                 "world": world,
@@ -160,7 +167,7 @@ class Resumed:
         """
         comm = worker.comm
         is_first = comm.rank == 0
-        data = read_part(self._parts[str(comm.rank)])
+        data = read_part(self._parts.pop(str(comm.rank)))
         if is_first:
             board.load(self._run["board"])
         comm.go_back(data["comm"], self._run["world"] if is_first else None)

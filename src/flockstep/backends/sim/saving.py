@@ -14,6 +14,7 @@ from typing import Any
 from flockstep.backends.sim.group import Channel, SimGroup
 from flockstep.backends.sim.scheduler import Scheduler
 from flockstep.backends.sim.shared import Home
+from flockstep.errors import CheckpointError
 
 OF_HOMES = ("changes", "link_is_free_at", "holder", "turn", "takes_turns")
 
@@ -39,10 +40,18 @@ def load_world(scheduler: Scheduler, groups: dict[str, SimGroup]) -> None:
     told = [slot.going_back for slot in scheduler.slots]
     world = told[0][1]
     for name, saved in world["groups"].items():
+        homes = groups[name].homes if name in groups else {}
+        missing = [home for home in saved["homes"] if home not in homes]
+        if name not in groups or missing:
+            raise CheckpointError(
+                f"the checkpoint has {missing or name!r}, which this run has not made: all Workers "
+                "of a comm are made before one of them goes on"
+            )
         _load_group(groups[name], saved)
     for slot, (own, _), journal in zip(scheduler.slots, told, world["journals"], strict=True):
         slot.clock, slot.steps = own["clock"], own["steps"]
         slot.journal.go_back(journal)
+        slot.going_back = None
     scheduler.streams.load(world["streams"], [own["torch"] for own, _ in told])
 
 
