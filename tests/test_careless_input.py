@@ -10,8 +10,10 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import flockstep as fs
+from flockstep.agreement import agreed
 from flockstep.backends import pickling
 from flockstep.cli.inspect import inspect_task
 from flockstep.errors import plain_spelling
@@ -60,6 +62,9 @@ def unevaluated(**changes):
         return changes["training"](value) if model.training else value
 
     return task(loss=loss)
+
+
+PAIRS = TensorDataset(torch.zeros(10, 4), torch.zeros(10))
 
 
 def run(of=None, strategy="sync_sgd", workers=2, **fields):
@@ -303,6 +308,24 @@ REFUSED = {
     ),
     "spec-from-nowhere": (lambda: fs.RunSpec.load(None), "'path' must be a path (got None)"),
     "schedule-empty": (lambda: run(schedule=""), "'schedule' must be a schedule such as cosine"),
+    "hear-number": (lambda: launch(hear=42), "'hear' must be callable (got 42)"),
+    "agree-on-two": (
+        lambda: launch(lambda comm: agreed(comm, torch.zeros(2), "any")),
+        "'value' must be one number",
+    ),
+    "patience-in-virtual-time": (
+        lambda: run(patience=5.0), "'patience' must be left out with backend 'sim' (got 5.0)",
+    ),
+    "all-are-too-few": (
+        lambda: run(task(global_batch=4096, batch_size=None)),
+        "'global_batch' must be at most the number of samples, ",
+    ),
+    "loader-draws-less": (
+        lambda: batches(DataLoader(PAIRS, 4, sampler=RandomSampler(PAIRS, num_samples=5)), None),
+        "'sampler' must draw as many samples as there are, 10 (got 5)",
+    ),
+    "checkpoint-number": (lambda: run(checkpoint=3), "'checkpoint' must be a path (got 3)"),
+    "resume-nowhere": (lambda: fs.resume(None), "'folder' must be a path (got None)"),
 }  # fmt: skip
 
 
@@ -457,6 +480,16 @@ RUN = ["run", "digits-mlp", "local_sgd(8)"]
         ([*RUN, "--batch-size", "5000"], "'batch_size' must be at most the number of samples, "),
         (["data", "fetch", "mnst"], "unknown data set 'mnst'; did you mean 'mnist'? known: "),
         (["list", "strategy"], "unknown list 'strategy'; did you mean 'strategies'? known: "),
+        (
+            [*RUN, "--backend", "local", "--slow", "1=2"],
+            "'--slow' must be left out with a backend other than 'sim' (got '1=2')",
+        ),
+        ([*RUN, "--keep", "3"], "'--keep' must be left out without --checkpoint (got '3')"),
+        (
+            ["run", "digits-mlp", "--resume", "runs"],
+            "'TASK' must be left out with --resume: the run is what it was (got 'digits-mlp')",
+        ),
+        (["run", "--resume", "nothing"], "'nothing' holds no whole checkpoint"),
         (["demo", "--processes", "0"], "'--processes' must be at least 1 (got 0)"),
         (["demo", "--workers", "0"], "'--workers' must be at least 1 (got 0)"),
         (["demo", "--epochs", "0"], "'--epochs' must be at least 1 (got 0)"),

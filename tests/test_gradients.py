@@ -179,6 +179,19 @@ def scaled(worker, scaler, batch, spoilt=False):
     return worker.step(loss, scaler=scaler)
 
 
+def test_a_layer_may_be_unfrozen_in_a_step_that_is_left_out():
+    def program(comm):
+        worker, scaler = make(comm, fs.SyncSGD(), model=net()), new_scaler()
+        worker.model[0].requires_grad_(False)
+        taken = []
+        for number, batch in enumerate(batches(comm.rank, 2)):
+            worker.model[0].requires_grad_(number > 0)
+            taken.append(scaled(worker, scaler, batch, spoilt=number == 1))
+        return taken
+
+    assert fs.launch(program, 2) == [[number != 1 for number in range(STEPS)]] * 2
+
+
 def new_scaler():
     return GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ def agreed(comm: Comm, value: Any, how: str) -> bool | float:
     """Whether `value` is true on any worker, or on all, or the mean of all: the same everywhere."""
     require_choice("how", how, AGREEMENTS)
     if hasattr(value, "item"):  # a tensor of one, or a number of numpy's
+        numbers = math.prod(getattr(value, "shape", ()))
+        require(numbers == 1, "value", "be one number", value)
         value = value.item()
     if how == "mean":
         require(isinstance(value, int | float), "value", "be a number", value)

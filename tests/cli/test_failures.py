@@ -61,6 +61,7 @@ BUGS = [
     ("metric", "1 / 0", "task '{task}' raised ZeroDivisionError: division by zero"),
     ("model", "raise OSError('no weights')", "OSError: no weights"),
     ("extra", "widht = width", "NameError: name 'width' is not defined"),
+    ("extra", "width = = 3", "SyntaxError: invalid syntax"),
 ]
 
 
@@ -70,8 +71,10 @@ def test_a_bug_is_one_line_with_its_place(flockstep, own_task, where, bug, said)
     task = own_task(name, **{where: bug})
     done = flockstep("run", task, "independent", "--workers", "1", "--steps", "2")
     said = said.format(task=task)
-    function = "<module>" if where == "extra" else where
-    assert done.stderr.startswith(f"flockstep: {name}.py:{LINES[where]} in {function}: {said}")
+    function = " in <module>" if where == "extra" else f" in {where}"
+    if "Syntax" in said:  # it was never run
+        function = ""
+    assert done.stderr.startswith(f"flockstep: {name}.py:{LINES[where]}{function}: {said}")
     assert done.stderr.endswith("(--debug shows the whole traceback)\n")
     assert len(done.stderr.splitlines()) == 1
     assert done.returncode == 1
@@ -97,6 +100,26 @@ def test_debug_shows_the_whole_traceback(flockstep, own_task, is_first):
     assert "in train\n" in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"flockstep: {task.split(':')[0]}.py:14 in loss")
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "list", "show", "demo"])
+def test_every_command_has_debug(flockstep, command):
+    assert "--debug" in flockstep(command, "--help").stdout
+
+
+def test_what_the_model_raises_has_its_place(flockstep, own_task, tmp_path):
+    """Though it is the data that may be wrong."""
+    task = own_task("own_fit", loss="pass")
+    path = tmp_path / "own_fit.py"
+    text = path.read_text().replace("torch.nn.Linear(4, 2)", "Mine(4, 2)")
+    text = text.replace(
+        "def model():",
+        "class Mine(torch.nn.Linear):\n    def forward(self, x):\n        return x @ x\n\n\n"
+        "def model():",
+    )
+    path.write_text(text.replace(" loss, train", " fs.classification_loss, train"))
+    done = flockstep("run", task, "independent", "--workers", "1", "--steps", "2")
+    assert done.stderr.startswith("flockstep: own_fit.py:10 in forward: 'train' must have inputs")
 
 
 def test_debug_of_an_error_on_purpose(flockstep):

@@ -58,6 +58,7 @@ class Launch:
         require_seed(self.seed)
         require_choice("on_failure", self.on_failure, ON_FAILURE)
         require(self.watch is None or callable(self.watch), "watch", "be callable", self.watch)
+        require(self.hear is None or callable(self.hear), "hear", "be callable", self.hear)
 
 
 class Stopped(BaseException):

@@ -29,7 +29,7 @@ def cli() -> None:
 
 
 for command in (run, show, demo, inspect, list_names, data):
-    cli.add_command(command)
+    cli.add_command(command if command is run else debug_option(command))
 
 
 def _show_warning(

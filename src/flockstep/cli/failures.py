@@ -61,9 +61,11 @@ def one_line(error: Exception) -> str | None:
     but here.
     """
     is_on_purpose = isinstance(error, FlockstepError) and not isinstance(error, WorkerError)
-    place = own_place(error)
-    if is_on_purpose:
+    if is_on_purpose and error.__cause__ is None:
         return str(error)
+    place = own_place(error)
+    if is_on_purpose:  # it may be about what the user's own code has raised
+        return str(error) if place is None else f"{place}: {error}"
     if place is None:
         return str(error) if isinstance(error, WorkerError) else None
     text = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
@@ -74,12 +76,18 @@ def one_line(error: Exception) -> str | None:
 def own_place(error: Exception) -> str | None:
     """`my_task.py:12 in loss`: the innermost line of the user's own code in the traceback."""
     # What was raised in another process has its traceback as a text, in a note.
-    told = "".join(traceback.format_exception(error.__cause__ or error))
+    cause = error.__cause__ or error
+    if isinstance(cause, SyntaxError) and cause.filename is not None:
+        return f"{_from_here(Path(cause.filename))}:{cause.lineno}"
+    told = "".join(traceback.format_exception(cause))
     for frame in reversed([*FRAME.finditer(told)]):
         path = Path(frame["file"])
         if frame["file"].startswith("<") or any(map(path.is_relative_to, INSTALLED)):
             continue
-        here = Path.cwd()
-        shown = path.relative_to(here) if path.is_relative_to(here) else path
-        return f"{shown}:{frame['line']} in {frame['name']}"
+        return f"{_from_here(path)}:{frame['line']} in {frame['name']}"
     return None
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

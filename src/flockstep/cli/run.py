@@ -318,6 +318,9 @@ def make_strategy(text: str, settings: Sequence[str]) -> Strategy[Any]:
 def with_slow_ranks(spec: RunSpec, slow: Sequence[str]) -> RunSpec:
     """The same run, but for ranks that take longer over a step: `3=2.0` is twice as long."""
     factors: dict[int, float] = {}
+    if slow:
+        rule = "be left out with a backend other than 'sim'"
+        require(spec.backend == "sim", "--slow", rule, slow[0])
     for text in slow:
         rank, _, factor = text.partition("=")
         try:

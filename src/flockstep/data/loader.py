@@ -50,6 +50,10 @@ class LoaderSettings:
             raise InvalidField(
                 f"'sampler' of the DataLoader must {rule} (assignment=, sampling=) (got a {name})"
             )
+        else:
+            number, samples = len(loader.sampler), len(loader.dataset)  # type: ignore[arg-type]
+            draws_all = f"draw as many samples as there are, {samples}"
+            require(number == samples, "sampler", draws_all, number)
 
     @property
     def collate(self) -> Collate:

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flockstep.errors import FlockstepError, unknown_name
-from flockstep.fields import require
+from flockstep.errors import FlockstepError, InvalidField, unknown_name
+from flockstep.fields import require, require_path
 
 PROJECT = "flockstep"  # under which the tools list the runs
 
@@ -31,9 +31,16 @@ class Logger(ABC):
         if find_spec(self.package) is None:
             needs = f"pip install 'flockstep[{self.extra}]'"
             raise FlockstepError(f"{type(self).__name__} needs {self.package}: {needs}")
+        require_path("folder", folder)
         self.folder = Path(folder)
         require(not self.folder.is_file(), "folder", "be a folder", str(folder))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidField(
+                f"'folder' of {type(self).__name__} must be one that takes files "
+                f"(got {str(folder)!r}: {error.strerror})"
+            ) from error
         self._open({name: str(value) for name, value in (config or {}).items()})
 
     def __call__(self, look: Mapping[str, Any]) -> None:

@@ -109,6 +109,13 @@ class Task:
         each, rest = divmod(self.global_batch, workers)
         return GlobalBatch(self.global_batch) if rest or not each else each
 
+    def require_samples(self) -> None:
+        """The batch of all workers must not be larger than the data."""
+        if self.global_batch is not None and not is_stream(self.train):
+            samples = source_of(self.train).samples
+            rule = f"be at most the number of samples, {samples}"
+            require(self.global_batch <= samples, "global_batch", rule, self.global_batch)
+
     def make_model(self) -> nn.Module:
         """A fresh model; complains of what is none."""
         model = self.model()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flockstep.backends import Backend, Simulator, Torchrun
+from flockstep.backends import PATIENCE_SECONDS, Backend, Simulator, Torchrun
 from flockstep.checkpoints import Checkpoint, drop_unfinished, newest, require_folder
 from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
@@ -47,6 +47,7 @@ def run(
     backend: str | Backend | None = None,
     *,
     progress: bool | None = None,
+    patience: float | None = PATIENCE_SECONDS,
     trace: str | Path | None = None,
     on_look: OnLook | None = None,
     checkpoint: str | Path | None = None,
@@ -57,13 +58,14 @@ def run(
     """Train `task` with `strategy` on `workers` workers, by default 8, and evaluate the model that
     represents them.
 
-    All but the last six arguments are fields of an `fs.RunSpec`, which says what they mean: the
+    All but the last seven arguments are fields of an `fs.RunSpec`, which says what they mean: the
     budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
     `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
     `fs.run(spec)` runs a spec that is there already; `backend` may then be a backend object of the
     kind that it names, such as an `fs.LocalProcesses()` that serves several runs.
 
-    `progress` shows a bar on stderr; by default only where that is a terminal. `trace` writes who
+    `progress` shows a bar on stderr; by default only where that is a terminal. On real workers,
+    one whose process has not run at all for `patience` seconds is lost. `trace` writes who
     computed, waited and sent when into that file, for ui.perfetto.dev.
 
     `on_look` is called with every `fs.Look` of the history once, soon after it was taken, and at
@@ -85,14 +87,14 @@ def run(
         _require_known(fields)
         for name, value in given.items():
             require(value is None, name, f"be in the spec: spec.replace({name}=…)", value)
-        place = make_place(spec) if backend is None else _place_for(spec, backend)
+        place = make_place(spec, patience) if backend is None else _place_for(spec, backend)
     else:
         _require_known(fields)
         if strategy is None:
             rule = "be a strategy such as fs.LocalSGD(period=8)"
             raise InvalidField(f"'strategy' must {rule} (got None)")
         spec = RunSpec(task, strategy, workers, "sim" if backend is None else backend, **fields)
-        place = backend if isinstance(backend, Backend) else make_place(spec)
+        place = backend if isinstance(backend, Backend) else make_place(spec, patience)
     is_asked_for = (every, keep) != (EVERY, KEEP)
     if checkpoint is None:
         rule = "be given where 'every' or 'keep' is"
@@ -237,8 +239,9 @@ _named = [
 run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4:-1]])  # type: ignore[attr-defined]
 
 
-def make_place(spec: RunSpec) -> Backend:
-    return make_backend(spec.backend, network=spec.network, compute=spec.compute, lanes=spec.lanes)
+def make_place(spec: RunSpec, patience: float | None = PATIENCE_SECONDS) -> Backend:
+    simulated = {"network": spec.network, "compute": spec.compute, "lanes": spec.lanes}
+    return make_backend(spec.backend, patience, **simulated)
 
 
 def _place_for(spec: RunSpec, backend: str | Backend) -> Backend:
@@ -352,6 +355,8 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: b
     task = spec.find_task().loaded()
     spec.make_optimizer(task, task.check().parameters())
     batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
+    if spec.batch_size is None:
+        task.require_samples()
     passes, table = _passes(spec, task, batch_size)
     known = None if table is None or passes == ENDLESS else table.steps
     steps = min((each for each in (known, spec.steps) if each is not None), default=None)

@@ -34,6 +34,9 @@ GRACE_SECONDS = 1.0
 VAIN_LOOKS = 2
 
 
+MOST_BEATS = 100
+
+
 @dataclass
 class WorkerRecord:
     """What is known of one worker."""
@@ -49,6 +52,7 @@ class WorkerRecord:
     looks: int | None = None
     is_gone: bool = False  # its process has ended; its channel, with what it said last, ends soon
     gone_at: float = 0.0  # since when the channel or the process has ended
+    beats: int = 0  # that it was told of since it last said something
 
 
 class Coordinator:
@@ -146,7 +150,10 @@ class Coordinator:
         """Let all workers know that this process lives."""
         with self._guard:
             for worker in self._workers:
-                self._say(worker, {"beat": True})
+                # Who computes for hours does not read: more of them would fill the wire.
+                if worker.beats < MOST_BEATS:
+                    worker.beats += 1
+                    self._say(worker, {"beat": True})
 
     def tick(self) -> None:
         """Call now and then: workers whose channel or process ended some time ago are lost."""
@@ -185,6 +192,7 @@ class Coordinator:
 
     def _handle(self, rank: int, worker: WorkerRecord, said: dict[str, Any]) -> None:
         require_schema(said, FROM_WORKERS)
+        worker.beats = 0
         if worker.state == LOST:
             return
         self._require_sense(rank, worker, said)

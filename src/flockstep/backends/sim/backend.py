@@ -25,8 +25,8 @@ from flockstep.network import PRESETS, Network
 
 LOOK_SECONDS = 0.1
 # For workers to unwind, before they are left behind as daemon threads: all, and each.
-PATIENCE_SECONDS = 1.5
-PATIENCE_PER_WORKER = 0.01
+UNWIND_SECONDS = 1.5
+UNWIND_PER_WORKER = 0.01
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _Simulation:
         behind.
         """
         workers = len(self._scheduler.slots)
-        deadline = time.monotonic() + PATIENCE_SECONDS + workers * PATIENCE_PER_WORKER
+        deadline = time.monotonic() + UNWIND_SECONDS + workers * UNWIND_PER_WORKER
         for slot in self._scheduler.slots:
             while (
                 slot.thread is not None and slot.thread.is_alive() and time.monotonic() < deadline
