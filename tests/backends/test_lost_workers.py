@@ -557,7 +557,7 @@ def move(backend, strategy, workers, steps, deaths):
         worker = fs.Worker(
             comm, model, torch.optim.SGD(model.parameters(), lr=0.0), Dying(strategy, deaths)
         )
-        with torch.no_grad():
+        with worker.changing_parameters(), torch.no_grad():
             model.x.fill_(10.0 * comm.rank)
         for _ in range(steps):
             worker.step(0.0)
@@ -616,7 +616,7 @@ def test_independent_is_represented_by_the_next_best_when_the_best_is_lost(lossy
         worker = fs.Worker(
             comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.Independent()
         )
-        with torch.no_grad():
+        with worker.changing_parameters(), torch.no_grad():
             model.x.fill_(10.0 * comm.rank)
         worker.step([3.0, 2.0, 0.5, 1.0][comm.rank])
         if comm.rank == 2:
