@@ -31,7 +31,7 @@ BUILDS_ON = {
     "intervals": {"fields"},
     "launch": {"backends"},
     "worker": {"checkpoints", "data", "gradients", "agreement", "schedules"},
-    "checkpoints": {"strategies", "flat"},
+    "checkpoints": {"strategies", "flat", "folders"},
     "agreement": {"comm"},
     "tasks": {"models", "optimizers"},
     "strategies": {"comm", "codecs", "optimizers"},

@@ -194,5 +194,7 @@ def test_a_logger_gets_all_numbers_and_hears_how_it_ended(tmp_path):
         raise OSError("own")
     assert log.went_well is False
     (tmp_path / "file").write_text("")
-    with pytest.raises(fs.InvalidField, match="'folder' must be a folder"):
+    with pytest.raises(
+        fs.InvalidField, match="'folder' of TensorBoard must be one that takes files"
+    ):
         Written(tmp_path / "file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,16 @@ def empty_folders_removed(folder: Path) -> Iterator[None]:
         for each in new:  # the innermost first
             with suppress(OSError):  # one that holds something stays
                 each.rmdir()
+
+
+def why_not(folder: Path) -> str | None:
+    """Why a folder takes no files; None where it does. It is made if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def is_there(path: Path) -> bool:

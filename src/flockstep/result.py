@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from flockstep.backends import Backend, Simulator
 from flockstep.errors import FlockstepError, InvalidField, ResultError, SpecError
 from flockstep.fields import require, require_path
-from flockstep.folders import empty_folders_removed, is_there
+from flockstep.folders import empty_folders_removed, is_there, why_not
 from flockstep.notation import written
 from flockstep.spec import BUDGETS, RunSpec
 from flockstep.tasks import TASKS, Task, find_task
@@ -244,15 +243,12 @@ def as_json(content: Any, indent: int | None = None) -> str:
 
 def require_result_folder(folder: Path) -> None:
     """Complain of a folder in which a result cannot be saved. What was not there is not left."""
-    try:
-        with empty_folders_removed(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-    except OSError as error:
+    with empty_folders_removed(folder):
+        reason = why_not(folder)
+    if reason is not None:
         raise InvalidField(
-            f"'out' must be a folder that takes files (got {str(folder)!r}: {error.strerror})"
-        ) from error
+            f"'out' must be a folder that takes files (got {str(folder)!r}: {reason})"
+        )
 
 
 def load_result(folder: str | Path, task: str | Task | None = None) -> Result:

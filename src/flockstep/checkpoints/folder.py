@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from flockstep.checkpoints.part import Part
 from flockstep.errors import CheckpointError
+from flockstep.folders import why_not
 
 FORMAT = 1
 KIND = "flockstep checkpoint"
@@ -61,15 +61,11 @@ class Checkpoint:
 
 def require_folder(folder: Path) -> None:
     """Complain of a folder in which no checkpoint can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
+    reason = why_not(folder)
+    if reason is not None:
         raise CheckpointError(
-            f"'checkpoint' must be a folder that takes files (got {str(folder)!r}: "
-            f"{error.strerror})"
-        ) from error
+            f"'checkpoint' must be a folder that takes files (got {str(folder)!r}: {reason})"
+        )
 
 
 def newest(folder: Path) -> Checkpoint | None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from flockstep.errors import FlockstepError, InvalidField, unknown_name
 from flockstep.fields import require, require_path
+from flockstep.folders import why_not
 
 PROJECT = "flockstep"  # under which the tools list the runs
 
@@ -33,14 +34,12 @@ class Logger(ABC):
             raise FlockstepError(f"{type(self).__name__} needs {self.package}: {needs}")
         require_path("folder", folder)
         self.folder = Path(folder)
-        require(not self.folder.is_file(), "folder", "be a folder", str(folder))
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        reason = why_not(self.folder)
+        if reason is not None:
             raise InvalidField(
                 f"'folder' of {type(self).__name__} must be one that takes files "
-                f"(got {str(folder)!r}: {error.strerror})"
-            ) from error
+                f"(got {str(folder)!r}: {reason})"
+            )
         self._open({name: str(value) for name, value in (config or {}).items()})
 
     def __call__(self, look: Mapping[str, Any]) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import inspect
-import json
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,23 +15,27 @@ import torch
 
 from flockstep.backends import PATIENCE_SECONDS, Backend, Simulator, Torchrun
 from flockstep.checkpoints import Checkpoint, drop_unfinished, newest, require_folder
-from flockstep.comm import events_per_worker
-from flockstep.data import BatchGrowth, plan_batches
-from flockstep.errors import CheckpointError, InvalidField, SpecError, WorkerLost, unknown_name
-from flockstep.fields import require, require_flag, require_integer, require_path
+from flockstep.errors import CheckpointError, InvalidField, WorkerLost, unknown_name
+from flockstep.fields import require, require_flag, require_path
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import Task
-from flockstep.training.another_size import start_of
-from flockstep.training.board import Board
-from flockstep.training.job import ENDLESS, Job, Keeping, sampling_of
+from flockstep.training.job import Job, Keeping
 from flockstep.training.loop import train
+from flockstep.training.preparing import prepared
 from flockstep.training.progress_bar import steps_bar
 from flockstep.training.reporting import OnLook, Reporter
-from flockstep.training.snapshots import Resumed, Snapshots
+from flockstep.training.resuming import (
+    how_often,
+    is_restart,
+    kept,
+    newest_in,
+    spec_of,
+    without_backend,
+)
 from flockstep.training.trace_file import require_trace_path, write_trace
 
 EVERY, KEEP = "5 min", 2  # of checkpoints
@@ -101,7 +102,7 @@ def run(
         require(not is_asked_for, "checkpoint", rule, checkpoint)
         return run_on(place, spec, progress, trace, on_look)
     require_path("checkpoint", checkpoint)
-    keeping = Keeping(Path(checkpoint).absolute(), *_often(every, keep))
+    keeping = Keeping(Path(checkpoint).absolute(), *how_often(every, keep))
     if (before := newest(keeping.folder)) is not None:
         if not is_restart():
             raise CheckpointError(
@@ -117,11 +118,6 @@ def run(
             on_look=on_look,
         )
     return run_on(place, spec, progress, trace, on_look, keeping)
-
-
-def _often(every: str | int | Interval, keep: int) -> tuple[Interval, int]:
-    require_integer("keep", keep, 1)
-    return Interval.read(every, "every"), keep
 
 
 def resume(
@@ -151,9 +147,9 @@ def resume(
     """
     require_path("folder", folder)
     folder = Path(folder).absolute()
-    found = _newest(folder)
-    spec = _spec_of(found, spec)
-    every, keep = _often(found.about["every"], found.about["keep"])
+    found = newest_in(folder)
+    spec = spec_of(found, spec)
+    every, keep = how_often(found.about["every"], found.about["keep"])
     place = make_place(spec) if backend is None else _place_for(spec, backend)
     if place.is_virtual != (found.about["backend"] == "sim"):
         raise CheckpointError(f"{str(found.path)!r} is of backend {found.about['backend']!r}")
@@ -168,58 +164,6 @@ def resume(
         Keeping(folder, every, keep),
         found,
     )
-
-
-def saved_spec(folder: Path) -> RunSpec:
-    """The spec of the run that was kept in a folder."""
-    return _spec_of(_newest(folder), None)
-
-
-def _newest(folder: Path) -> Checkpoint:
-    found = newest(folder)
-    if found is None:
-        raise CheckpointError(f"{str(folder)!r} holds no whole checkpoint")
-    return found
-
-
-def _spec_of(found: Checkpoint, given: RunSpec | None) -> RunSpec:
-    if "spec" not in found.about:
-        raise CheckpointError(
-            f"{str(found.path)!r} is of a loop of one's own: worker.resume goes on with it"
-        )
-    written = found.about["spec"]
-    if written is None:
-        if given is None:
-            raise CheckpointError(
-                f"{str(found.path)!r} does not hold the run's spec, which could not be written "
-                f"({found.about['not_written']}): resume with spec=…"
-            )
-        differing = [
-            name for name, text in _told(given).items() if found.about["told"].get(name) != text
-        ]
-        if differing:
-            name = differing[0]
-            raise CheckpointError(
-                f"{str(found.path)!r} is of another run, with {name} {found.about['told'][name]} "
-                f"(got {_told(given)[name]})"
-            )
-        return given.replace(workers=found.about["workers"])
-    spec = RunSpec.from_json(json.dumps(written))
-    if given is not None and given.replace(workers=spec.workers) != spec:
-        raise CheckpointError(f"{str(found.path)!r} is of another run: {spec!r} (got {given!r})")
-    return spec
-
-
-def _told(spec: RunSpec) -> dict[str, str]:
-    """What can be compared of a spec that cannot be written. Its task cannot."""
-    names = [name for name in SPEC_FIELDS if name not in ("task", "workers", "backend")]
-    told = {name: repr(getattr(spec, name)) for name in names}
-    return {name: text for name, text in told.items() if " at 0x" not in text}  # functions
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started this process anew after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _require_known(fields: Iterable[str]) -> None:
@@ -276,7 +220,7 @@ def run_on(
             drop_unfinished(keeping.folder)
     spec = spec.replace(workers=place.size(spec.workers))
     job = prepared(spec, place, traces=trace is not None, tells_looks=on_look is not None)
-    job = _kept(job, place, keeping, resumed)
+    job = kept(job, place, keeping, resumed)
     reporter = None if on_look is None or not place.is_lead else Reporter(job, on_look)
     began = time.perf_counter()
     shown = progress if place.is_lead else False  # one bar for all processes of a torchrun
@@ -284,7 +228,7 @@ def run_on(
     try:
         with steps_bar(title, job.steps, shown) as watch:
             outcomes = launch(
-                functools.partial(train, job=replace(job, spec=_without_backend(spec))),
+                functools.partial(train, job=replace(job, spec=without_backend(spec))),
                 spec.workers,
                 place,
                 seed=spec.seed,
@@ -304,109 +248,6 @@ def run_on(
         tracks = [each["trace"] if isinstance(each, dict) else None for each in outcomes]
         write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
     return result
-
-
-def _kept(job: Job, place: Backend, keeping: Keeping | None, resumed: Checkpoint | None) -> Job:
-    """The same with checkpoints."""
-    spec, board = job.spec, job.board
-    if resumed is not None and not _is_of_all(resumed, spec.workers):
-        before = prepared(spec.replace(workers=resumed.about["workers"]), place)
-        job = replace(job, start=start_of(resumed, spec, before, job))
-    elif resumed is not None:
-        job = replace(job, resumed=resumed if board is None else Resumed(resumed.read(0)))
-    if keeping is None:
-        return job
-    about: dict[str, Any] = {
-        "every": str(keeping.every),
-        "keep": keeping.keep,
-        "workers": spec.workers,
-        "backend": "sim" if place.is_virtual else str(_without_backend(spec).backend),
-        "spec": None,
-    }
-    try:
-        about["spec"] = json.loads(spec.to_json())
-    except SpecError as reason:  # a task that exists in a script only
-        about |= {"not_written": str(reason), "told": _told(spec)}
-    job = replace(job, keeping=replace(keeping, about=about))
-    if board is None:
-        return job
-    assert job.keeping is not None and spec.workers is not None
-    return replace(job, snapshots=Snapshots(job, job.keeping, board, spec.workers))
-
-
-def _is_of_all(found: Checkpoint, workers: int | None) -> bool:
-    """Whether a checkpoint has a part of each of so many workers. Simulated ones share a part."""
-    parts = workers if found.about["backend"] != "sim" else 1
-    return found.about["workers"] == workers and len(found.parts) == parts
-
-
-def _without_backend(spec: RunSpec) -> RunSpec:
-    """As workers get it: a backend that is an object stays in this process."""
-    if isinstance(spec.backend, str):
-        return spec
-    sent = copy.copy(spec)
-    object.__setattr__(sent, "backend", type(spec.backend).__name__)
-    return sent
-
-
-def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: bool = False) -> Job:
-    """What every worker needs to know. What can be wrong is found here, before workers start."""
-    assert spec.workers is not None
-    task = spec.find_task().loaded()
-    spec.make_optimizer(task, task.check().parameters())
-    batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
-    if spec.batch_size is None:
-        task.require_samples()
-    passes, table = _passes(spec, task, batch_size)
-    known = None if table is None or passes == ENDLESS else table.steps
-    steps = min((each for each in (known, spec.steps) if each is not None), default=None)
-    job = Job(
-        spec,
-        task,
-        batch_size,
-        task.schedule if spec.schedule is None else spec.schedule,
-        passes,
-        steps,
-        table,
-        # The lowest rank may be lost when all is done; and a process that does not lead has only
-        # its own worker's.
-        model_from_all=spec.on_failure == "continue" or not place.is_lead,
-        trace_limit=events_per_worker(spec.workers) if traces else None,
-        tells_looks=tells_looks,
-    )
-    if not place.is_virtual:
-        return job
-    return replace(job, board=Board(job, spec.workers))
-
-
-def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
-    """How often each worker goes over its own samples, and the timetable of that."""
-
-    def table(passes: int) -> Any:
-        return plan_batches(
-            task.train,
-            batch_size,
-            passes,
-            spec.assignment,
-            sampling_of(spec),
-            workers=spec.workers or 1,
-            rank=0,
-            seed=spec.seed,
-        ).timetable
-
-    if any(getattr(spec, budget) is not None for budget in ("steps", "seconds", "bytes")):
-        rule = "be a number where the budget does not tell how many samples there will be"
-        require(not isinstance(batch_size, BatchGrowth), "batch_size", rule, batch_size)
-    if spec.seconds is not None or spec.bytes is not None:
-        return ENDLESS, table(ENDLESS)
-    if spec.steps is None:
-        epochs = task.epochs if spec.epochs is None else spec.epochs
-        passes = spec.assignment.overlap_epochs(epochs, spec.workers or 1)
-        return passes, table(passes)
-    passes = 1
-    while (planned := table(passes)) is not None and planned.steps < spec.steps:
-        passes = max(passes + 1, passes * spec.steps // planned.steps)
-    return (ENDLESS if planned is None else passes), planned
 
 
 def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) -> Result:

@@ -1,0 +1,75 @@
+"""From a spec to a job: what can be wrong is found before workers start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flockstep.backends import Backend
+from flockstep.comm import events_per_worker
+from flockstep.data import BatchGrowth, plan_batches
+from flockstep.fields import require
+from flockstep.spec import RunSpec
+from flockstep.tasks import Task
+from flockstep.training.board import Board
+from flockstep.training.job import ENDLESS, Job, sampling_of
+
+
+def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: bool = False) -> Job:
+    """What every worker needs to know. What can be wrong is found here, before workers start."""
+    assert spec.workers is not None
+    task = spec.find_task().loaded()
+    spec.make_optimizer(task, task.check().parameters())
+    batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
+    if spec.batch_size is None:
+        task.require_samples()
+    passes, table = _passes(spec, task, batch_size)
+    known = None if table is None or passes == ENDLESS else table.steps
+    steps = min((each for each in (known, spec.steps) if each is not None), default=None)
+    job = Job(
+        spec,
+        task,
+        batch_size,
+        task.schedule if spec.schedule is None else spec.schedule,
+        passes,
+        steps,
+        table,
+        # The lowest rank may be lost when all is done; and a process that does not lead has only
+        # its own worker's.
+        model_from_all=spec.on_failure == "continue" or not place.is_lead,
+        trace_limit=events_per_worker(spec.workers) if traces else None,
+        tells_looks=tells_looks,
+    )
+    if not place.is_virtual:
+        return job
+    return replace(job, board=Board(job, spec.workers))
+
+
+def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
+    """How often each worker goes over its own samples, and the timetable of that."""
+
+    def table(passes: int) -> Any:
+        return plan_batches(
+            task.train,
+            batch_size,
+            passes,
+            spec.assignment,
+            sampling_of(spec),
+            workers=spec.workers or 1,
+            rank=0,
+            seed=spec.seed,
+        ).timetable
+
+    if any(getattr(spec, budget) is not None for budget in ("steps", "seconds", "bytes")):
+        rule = "be a number where the budget does not tell how many samples there will be"
+        require(not isinstance(batch_size, BatchGrowth), "batch_size", rule, batch_size)
+    if spec.seconds is not None or spec.bytes is not None:
+        return ENDLESS, table(ENDLESS)
+    if spec.steps is None:
+        epochs = task.epochs if spec.epochs is None else spec.epochs
+        passes = spec.assignment.overlap_epochs(epochs, spec.workers or 1)
+        return passes, table(passes)
+    passes = 1
+    while (planned := table(passes)) is not None and planned.steps < spec.steps:
+        passes = max(passes + 1, passes * spec.steps // planned.steps)
+    return (ENDLESS if planned is None else passes), planned
