@@ -48,11 +48,12 @@ CLUSTER_FILES = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as `cluster` what takes many processes and minutes: the files above, and every test on
-    real processes but those of the contract. Single tests elsewhere carry the mark themselves.
+    """Mark as `cluster` what takes many processes and minutes: the files above, all on torchrun and
+    Ray, and every test on local processes but those of the contract. Single tests elsewhere carry
+    the mark themselves.
 
-    `make test` runs the others, the contract on every backend among them; `make test-cluster` runs
-    these.
+    `make test` runs the others, the contract in the simulator and on local processes among them;
+    `make test-cluster` runs these.
 
     Where xdist divides the tests among processes, one of them has all of torchrun's and Ray's: the
     others need not start the eight processes of the one and the dozen of the other."""
@@ -60,7 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         named = {*item.fixturenames, *(value for value in parameters if isinstance(value, str))}
         is_contract = item.path.parent.name == "contract"
-        if item.path.name in CLUSTER_FILES or (named & set(KEPT) and not is_contract):
+        is_far = item.path.name in CLUSTER_FILES or named & {"torchrun", "ray"}
+        if is_far or (named & set(KEPT) and not is_contract):
             item.add_marker(pytest.mark.cluster)
         if named & {"torchrun", "ray"}:
             item.add_marker(pytest.mark.xdist_group("torchrun and Ray"))

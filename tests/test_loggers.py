@@ -194,7 +194,5 @@ def test_a_logger_gets_all_numbers_and_hears_how_it_ended(tmp_path):
         raise OSError("own")
     assert log.went_well is False
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        fs.InvalidField, match="'folder' of TensorBoard must be one that takes files"
-    ):
+    with pytest.raises(fs.InvalidField, match="'folder' of Written must be one that takes files"):
         Written(tmp_path / "file")

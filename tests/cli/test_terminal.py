@@ -126,7 +126,7 @@ def test_slow_ranks_join_those_of_the_spec():
         (["--slow", "3=0"], "'slow' must map ranks to factors above 0"),
         (["--slow", "1=2", "--slow", "1=3"], "'--slow' must not name a rank twice (got '1=3')"),
         (["--slow", "1=2", "--compute", "measured"], "'--slow' must be left out where step times "),
-        (["--slow", "1=2", "--backend", "local"], "'compute' must be left out with a backend"),
+        (["--slow", "1=2", "--backend", "local"], "'--slow' must be left out with a backend"),
         (["--compute", "20mss"], "'--compute' must be a time such as 20ms, 0.5s or 100us"),
         (["--network", "latency=1s"], "'bandwidth' of --network must be given: latency=20ms,"),
     ],

@@ -32,8 +32,8 @@ def test_workers_that_meet_go_on_to_the_bit(place, tmp_path):
     assert [look.loss for look in again.history] == [look.loss for look in whole.history]
 
 
-def test_workers_that_never_wait_go_on(place, tmp_path):
-    spec = fs.RunSpec("digits-mlp", fs.EAWild(2), 2, place, epochs=3)
+def test_workers_that_never_wait_go_on(torchrun, tmp_path):
+    spec = fs.RunSpec("digits-mlp", fs.EAWild(2), 2, torchrun, epochs=3)
     whole = fs.run(spec, checkpoint=tmp_path, every="1 epoch")
     assert checkpoints(tmp_path)
     result = fs.resume(tmp_path, spec=spec)
