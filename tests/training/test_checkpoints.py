@@ -587,9 +587,9 @@ def test_processes_take_checkpoints_in_time(strategy, every, tmp_path):
 
 @processes
 def test_another_number_of_processes(tmp_path):
-    spec = spec_of(fs.LocalSGD(3), workers=3, backend="local", epochs=4)
+    spec = spec_of(fs.LocalSGD(3), workers=4, backend="local", epochs=4)
     with fs.LocalProcesses() as place:
         fs.run(spec, backend=place, checkpoint=tmp_path, every="1 epoch")
-        with pytest.warns(UserWarning, match="2 workers in place of 3"):
+        with pytest.warns(UserWarning, match="2 workers in place of 4"):
             result = fs.resume(tmp_path, 2, spec=spec, backend=place)
     assert result.metrics["workers"] == 2
