@@ -470,6 +470,7 @@ JOIN = {
 TO_COORDINATOR: list[dict[str, Any]] = [
     {"do": "began"},
     {"do": "steps", "steps": 3},
+    {"do": "tell", "text": "so far, so good"},
     {"do": "join", "group": "world", "seq": 1, **JOIN, **WAIT},
     {"do": "join", "group": "world", "seq": 1, **JOIN, **WAIT, "late": True},
     {"do": "join", "group": "world/1.0", "seq": 1, **JOIN, **WAIT},

@@ -80,6 +80,11 @@ class Backend(ABC):
         """
         return True
 
+    @property
+    def is_restart(self) -> bool:
+        """Whether a launch that failed before is tried again, as torchrun does."""
+        return False
+
     def size(self, workers: int | None) -> int:
         """How many workers a run has for which `workers` were asked."""
         if workers is None:

@@ -138,6 +138,10 @@ class Torchrun(Backend):
     def is_lead(self) -> bool:
         return World.read().rank == 0
 
+    @property
+    def is_restart(self) -> bool:
+        return int(World.read().attempt) > 0
+
     def size(self, workers: int | None) -> int:
         size = World.read().size
         require(

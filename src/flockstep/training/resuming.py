@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,6 @@ def _told(spec: RunSpec) -> dict[str, str]:
     names = [each.name for each in fields(spec) if each.name not in NOT_COMPARED]
     told = {name: repr(getattr(spec, name)) for name in names}
     return {name: text for name, text in told.items() if " at 0x" not in text}  # functions
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started this process anew after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def kept(job: Job, place: Backend, keeping: Keeping | None, resumed: Checkpoint | None) -> Job:

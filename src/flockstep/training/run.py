@@ -30,7 +30,6 @@ from flockstep.training.progress_bar import steps_bar
 from flockstep.training.reporting import OnLook, Reporter
 from flockstep.training.resuming import (
     how_often,
-    is_restart,
     kept,
     newest_in,
     spec_of,
@@ -104,7 +103,7 @@ def run(
     require_path("checkpoint", checkpoint)
     keeping = Keeping(Path(checkpoint).absolute(), *how_often(every, keep))
     if (before := newest(keeping.folder)) is not None:
-        if not is_restart():
+        if not place.is_restart:
             raise CheckpointError(
                 f"'checkpoint' must be a folder without a run (got {str(checkpoint)!r}, which "
                 f"holds one at step {before.step}: fs.resume goes on with it)"
