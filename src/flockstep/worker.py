@@ -35,7 +35,7 @@ from flockstep.data import (
     plan_batches,
 )
 from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
-from flockstep.fields import number_in, require, require_integer, require_optimizer
+from flockstep.fields import number_in, require, require_integer, require_optimizer, require_path
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
 from flockstep.optimizers import require_steps_alone
@@ -370,6 +370,7 @@ class Worker:
         whole checkpoints the last `keep` stay in the folder, which all workers must see.
         """
         require_integer("keep", keep, 1)
+        require_path("folder", folder)
         folder = Path(folder).absolute()
         if self._writer is None or self._writer.folder != folder:
             if self._writer is not None:
@@ -400,6 +401,7 @@ class Worker:
             for x, y in worker.batches(dataset, batch_size=32, epochs=10):   # from the next batch
                 …
         """
+        require_path("folder", folder)
         checkpoint = newest(Path(folder).absolute())
         require_same(self.comm, checkpoint)
         if checkpoint is None:

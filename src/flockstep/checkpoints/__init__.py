@@ -3,7 +3,6 @@
 from flockstep.checkpoints.folder import (
     Checkpoint,
     Writer,
-    drop_older,
     drop_unfinished,
     newest,
     require_folder,
@@ -15,7 +14,6 @@ __all__ = [
     "Checkpoint",
     "Part",
     "Writer",
-    "drop_older",
     "drop_unfinished",
     "go_on_together",
     "joined",
