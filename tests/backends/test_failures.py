@@ -33,7 +33,10 @@ class Clock:
         self.path = path
 
     def strike(self) -> None:
-        self.path.write_text(repr(time.monotonic()))
+        # Whole at once: one worker may strike while another's failure is being measured.
+        written = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        written.write_text(repr(time.monotonic()))
+        written.replace(self.path)
 
     def since(self) -> float:
         return time.monotonic() - float(self.path.read_text())

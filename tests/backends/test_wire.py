@@ -467,14 +467,16 @@ JOIN = {
     "moves": True,
     "late": False,
 }
+JOINED: dict[str, Any] = {"do": "join", "group": "world", "seq": 1, **JOIN, **WAIT}
+MOVED: dict[str, Any] = {"do": "moved", "group": "world", "seq": 1}
 TO_COORDINATOR: list[dict[str, Any]] = [
     {"do": "began"},
     {"do": "steps", "steps": 3},
     {"do": "tell", "text": "so far, so good"},
-    {"do": "join", "group": "world", "seq": 1, **JOIN, **WAIT},
-    {"do": "join", "group": "world", "seq": 1, **JOIN, **WAIT, "late": True},
-    {"do": "join", "group": "world/1.0", "seq": 1, **JOIN, **WAIT},
-    {"do": "moved", "group": "world", "seq": 1},
+    JOINED,
+    {**JOINED, "late": True},
+    {**JOINED, "group": "world/1.0"},
+    MOVED,
     {"do": "report", "group": "world", "seq": 1, "ok": True, **WAIT},
     {"do": "send", "peer": 1, "group": "world", "message": [0, 5], **WAIT},
     {"do": "receive", "peer": 1, "group": "world", **WAIT},
@@ -619,7 +621,7 @@ def test_a_worker_that_was_refused_is_lost_soon(served):
     ("messages", "reason"),
     [
         ([{"do": "end", **WAIT}, {"do": "began"}], None),
-        ([TO_COORDINATOR[2], TO_COORDINATOR[2]], "rank 0 goes on without an answer"),
+        ([JOINED, JOINED], "rank 0 goes on without an answer"),
         (
             [{"do": "report", "group": "world", "seq": 7, "ok": True, **WAIT}],
             "rank 0 has no part in call 7 of 'world'",
@@ -634,7 +636,7 @@ def test_a_worker_that_was_refused_is_lost_soon(served):
             "rank 0 has no peer 3 in group 'world'",
         ),
         ([{"do": "unlock", "lock": "l", "group": "mars"}], "rank 0 is in no group 'mars'"),
-        ([TO_COORDINATOR[2], TO_COORDINATOR[5]], "rank 0 did not come late to call 1 of 'world'"),
+        ([JOINED, MOVED], "rank 0 did not come late to call 1 of 'world'"),
     ],
 )
 def test_messages_that_make_no_sense_are_refused(served, messages, reason):
