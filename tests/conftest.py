@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ import cloudpickle
 import pytest
 import sklearn.datasets  # noqa: F401  sets environment variables when it is first imported
 import tests.strategies.harness
-import torch._dynamo  # noqa: F401  so does this
+import torch
+import torch._dynamo  # so does this
 from tests.support.core_only import CoreOnly
 from tests.support.left_behind import (  # noqa: F401  taken as they are
     KEPT,
@@ -26,6 +28,10 @@ import flockstep as fs
 from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # There is one process of tests per core: with more threads they wait for each other.
+    torch.set_num_threads(1)
 
 # Files about workers on several hosts and what carries them, workers that are killed, clocks that
 # go by themselves, and programs that are started as a user would.
