@@ -1,10 +1,28 @@
-"""What click says of a wrong command line, in one line as all other errors."""
+"""What commands have in common: how they are found, what click says of a wrong command line, and
+`--json`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from flockstep.errors import did_you_mean, unknown_name
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def json_option(how_many: str = "") -> Callable[[Command], Command]:
+    """`--json`, as `for_machines`."""
+    objects = f"one JSON object {how_many}".strip()
+    return click.option(
+        "--json",
+        "for_machines",
+        is_flag=True,
+        help=f"Print {objects} on stdout and nothing else there.",
+    )
 
 
 class CommandGroup(click.Group):

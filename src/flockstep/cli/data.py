@@ -16,7 +16,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from flockstep.cli.commands import CommandGroup
+from flockstep.cli.commands import CommandGroup, json_option
 from flockstep.data import Assignment, Overlap, find_dataset, folders, overlap_of
 from flockstep.data import fetch as download
 from flockstep.notation import read_settings, read_with_settings
@@ -93,12 +93,7 @@ def fetch(name: str, folder: Path | None, mirrors: tuple[str, ...]) -> None:
 )
 @click.option("--seed", default=0, show_default=True, help="Decides everything random.")
 @click.option("--out", type=click.Path(path_type=Path), help="A picture: .png, .svg or .pdf.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object on stdout and nothing else there.",
-)
+@json_option()
 def show(
     scheme: str,
     workers: int,
@@ -106,7 +101,7 @@ def show(
     settings: tuple[str, ...],
     seed: int,
     out: Path | None,
-    as_json: bool,
+    for_machines: bool,
 ) -> None:
     """Show which worker holds which samples under an assignment SCHEME.
 
@@ -128,7 +123,7 @@ def show(
     )
     if out:
         draw(overlap, title, out)
-    if as_json:
+    if for_machines:
         click.echo(
             json.dumps(
                 {"assignment": repr(assignment), "workers": workers, "samples": samples, **figures}

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from flockstep.backends import Backend, Compute, LocalProcesses, Simulator
+from flockstep.cli.commands import json_option
 from flockstep.fields import require_integer
 from flockstep.network import Network
 from flockstep.notation import written
@@ -121,12 +122,7 @@ def _print(results: list[tuple[str, int, Strategy[Any], Result]], epochs: int) -
 @click.option("--processes", default=2, show_default=True, help="Local processes.")
 @click.option("--epochs", default=10, show_default=True, help="Passes over the data.")
 @click.option("--seed", default=0, show_default=True, help="Decides everything random.")
-@click.option(
-    "--json",
-    "for_machines",
-    is_flag=True,
-    help="Print one JSON object per run on stdout and nothing else there.",
-)
+@json_option("per run")
 def demo(workers: int, processes: int, epochs: int, seed: int, for_machines: bool) -> None:
     """Train handwritten digits with a strategy of each kind, simulated and for real, and compare.
 

@@ -9,13 +9,12 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from flockstep.cli.commands import CommandGroup
+from flockstep.cli.commands import Command, CommandGroup
 from flockstep.errors import FlockstepError, WorkerError
 
 DEBUG = "flockstep.debug"  # in the context that all commands of a call share
@@ -26,8 +25,6 @@ INSTALLED = [
     PACKAGE,
     *map(Path, {*sysconfig.get_paths().values(), *site.getsitepackages()} - {sys.prefix}),
 ]
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def debug_option(command: Command) -> Command:

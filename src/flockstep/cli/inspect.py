@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from flockstep.cli.commands import json_option
 from flockstep.data import find_dataset, in_order
 from flockstep.device import on_device
 from flockstep.fields import require
@@ -64,13 +65,8 @@ def inspect_task(task: Task) -> dict[str, Any]:
 
 @click.command()
 @click.argument("task")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object on stdout and nothing else there.",
-)
-def inspect(task: str, as_json: bool) -> None:
+@json_option()
+def inspect(task: str, for_machines: bool) -> None:
     """Print TASK's parameters, their bytes, its FLOPs and the ratio of computing to communicating.
 
     \b
@@ -79,7 +75,7 @@ def inspect(task: str, as_json: bool) -> None:
     """
     sys.path.insert(0, "")
     figures = inspect_task(find_task(task, TASKS))
-    if as_json:
+    if for_machines:
         click.echo(json.dumps(figures))
         return
     table = Table("what", "figure", title=f"{task}: {figures['model']}")

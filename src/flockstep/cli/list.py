@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from flockstep.cli.commands import json_option
 from flockstep.cli.inspect import summary
 from flockstep.codecs import CODECS
 from flockstep.data import ASSIGNMENTS, DATASETS
@@ -130,8 +131,8 @@ def first_paragraph(documented: Any) -> str:
 
 @click.command(name="list")
 @click.argument("what", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def list_names(what: str | None, as_json: bool) -> None:
+@json_option()
+def list_names(what: str | None, for_machines: bool) -> None:
     """List strategies, codecs, tasks, datasets, assignments, schedules, optimizers, backends or
     networks, with their fields and what each is; the names of all by default.
 
@@ -142,7 +143,7 @@ def list_names(what: str | None, as_json: bool) -> None:
     if what is not None:
         require_name("list", what, TABLES)
     chosen = {name: rows() for name, rows in TABLES.items() if what in (None, name)}
-    if as_json:
+    if for_machines:
         click.echo(json.dumps(chosen))
         return
     console = Console()

@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 
 from flockstep.backends import Compute
+from flockstep.cli.commands import json_option
 from flockstep.cli.failures import debug_option
 from flockstep.cli.show import result_as_json
 from flockstep.data import ORDERS, SHUFFLES, Sampling
@@ -129,12 +130,7 @@ def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="Go on with the run that was kept in this folder.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Save the result in this folder.")
-@click.option(
-    "--json",
-    "for_machines",
-    is_flag=True,
-    help="Print one JSON object on stdout and nothing else there.",
-)
+@json_option()
 def run(
     task: str | None,
     strategy: str | None,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from flockstep.cli.commands import json_option
 from flockstep.report import (
     AXES,
     draw_history,
@@ -36,12 +37,7 @@ from flockstep.result import Result, as_json, load_figures
     metavar="FILE",
     help="Draw its history as a picture: .png, .svg or .pdf.",
 )
-@click.option(
-    "--json",
-    "for_machines",
-    is_flag=True,
-    help="Print one JSON object on stdout and nothing else there.",
-)
+@json_option()
 def show(folder: Path, by: str, picture: Path | None, for_machines: bool) -> None:
     """Show the result that `flockstep run --out FOLDER` or `result.save(FOLDER)` has left.
 
