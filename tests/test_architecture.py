@@ -21,8 +21,9 @@ SOURCE = Path(fs.__file__).parent
 
 # What each part builds on. It may import from these and, through them, from what they build on.
 BUILDS_ON = {
-    "cli": {"report", "training"},
-    "report": {"result"},
+    "cli": {"report"},
+    "report": {"study"},
+    "study": {"training"},
     "training": {"result", "launch", "worker"},
     "result": {"spec", "folders"},
     "folders": set(),

@@ -509,7 +509,7 @@ def test_careless_arguments_are_refused_in_one_line(refused, arguments, message)
         ([*RUN, "more"], "got unexpected extra argument"),
         ([*RUN, "--seed"], "option '--seed' requires an argument"),
         (["demo", "--workers", "x"], "invalid value for '--workers': 'x' is not a valid integer"),
-        (["rnu"], "unknown command 'rnu'; did you mean 'run'? known: data, demo, "),
+        (["rnu"], "unknown command 'rnu'; did you mean 'run'? known: compare, data, demo, "),
         (["data", "ftech"], "unknown command 'ftech'; did you mean 'fetch'? known: fetch, show"),
         (["--verison"], "unknown option '--verison'; did you mean '--version'? (see flockstep "),
     ],

@@ -11,6 +11,7 @@ FlockstepError
 ├── NonFiniteLoss    a loss became infinite or not a number
 ├── DataError        a file of a data set is missing, damaged or not what it should be
 ├── ResultError      a folder does not hold a result that can be read, or takes none
+├── RecordError      a record of a study cannot be read, or not be written
 └── CheckpointError  a run cannot be saved, or go on from what a folder holds
 """
 
@@ -92,6 +93,10 @@ class ResultError(FlockstepError):
 
 class CheckpointError(FlockstepError):
     """A checkpoint cannot be written, or a run not go on from it. The message names the file."""
+
+
+class RecordError(FlockstepError):
+    """A record of a study cannot be read, or not be written. The message names file and field."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:

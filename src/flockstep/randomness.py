@@ -51,6 +51,8 @@ class Purpose(IntEnum):
     VALIDATION = 13  # which samples a task holds out; seed 0, the same in every run
     OTHERS = 14  # name, then numbers: what strategies of other packages draw
     LOADING = 15  # rank, epoch: the processes of a worker's DataLoader
+    TUNING = 16  # which learning rates a study tries
+    PROJECTION = 17  # of parameters to a few numbers; seed 0, the same in every run
 
 
 def require_seed(seed: int) -> None:

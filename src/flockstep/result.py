@@ -52,6 +52,8 @@ class Look(Mapping[str, Any]):
         staleness_mean, staleness_max: of updates of shared tensors so far: how many updates by
             others had come since the worker read what its own is based on.
         computing, waiting, sending: the shares of each worker's time so far, in rank order.
+        positions: where each replica is, as 16 numbers, in rank order: a random projection of its
+            parameters.
     """
 
     step: int
@@ -71,6 +73,7 @@ class Look(Mapping[str, Any]):
     computing: list[float] | None = None
     waiting: list[float] | None = None
     sending: list[float] | None = None
+    positions: list[list[float]] | None = None
 
     def __getitem__(self, name: str) -> Any:
         value = getattr(self, name) if name in LOOK_FIELDS else None
@@ -326,6 +329,7 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "lr": whole.lr,  # None where the optimizer above says it
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
+        "validation": spec.validation,
         "schedule": repr(whole.schedule),
         "target": spec.target,
         "look_every": str(spec.look_every),

@@ -42,7 +42,7 @@ from flockstep.tasks import TASKS, Task, find_task, split_task_name
 VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
-MEASURES = ("replicas", "spread", "staleness", "time")
+MEASURES = ("replicas", "spread", "staleness", "time", "positions")
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,12 @@ class RunSpec:
         schedule: of the learning rate; None: the task's.
         assignment: which worker sees which samples; None: `fs.Disjoint()`.
         sampling: in which order; None: `fs.Sampling()`.
+        validation: the share of the training data that is held out, and that looks are scored on;
+            None: as the task has it.
         network, compute: the simulator's links and step times.
         look_every: how often the model is looked at: "1 epoch", "50 steps", "0.5 seconds".
-        measure: what looks show besides: "replicas", "spread", "staleness", "time".
+        measure: what looks show besides: "replicas", "spread", "staleness", "time",
+            "positions".
         seed: decides everything random; from 0 to 2**63 - 1.
         on_failure: when a worker is lost: "stop" or "continue".
         device: "cpu", "cuda" or "auto".
@@ -94,6 +97,7 @@ class RunSpec:
     schedule: Schedule | None = None
     assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
     sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
+    validation: float | None = None
     network: Network | None = None
     compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
     look_every: Interval = Interval(1, "epochs")  # noqa: RUF009  it is frozen
@@ -169,7 +173,12 @@ class RunSpec:
 
     def find_task(self) -> Task:
         """The task itself, where the spec has its name."""
-        return find_task(self.task, TASKS) if isinstance(self.task, str) else self.task
+        task = find_task(self.task, TASKS) if isinstance(self.task, str) else self.task
+        if self.validation is None:
+            return task
+        rule = "be None where the task has validation data of its own"
+        require(task.validation is None, "validation", rule, self.validation)
+        return dataclasses.replace(task, validation=self.validation)
 
     def resolved(self) -> RunSpec:
         """The same run with the task's and the simulator's defaults spelt out: budget, batch size,
@@ -251,6 +260,8 @@ class RunSpec:
             raise InvalidField(f"{names} must not be given together: one budget (got {values})")
         if self.seconds is not None:
             require_number("seconds", self.seconds, above=0, finite=True)
+        if self.validation is not None:
+            require_number("validation", self.validation, above=0, below=1)
         if self.target is not None:
             require(math.isfinite(self.target), "target", "be finite", self.target)
         require_seed(self.seed)

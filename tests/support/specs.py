@@ -137,8 +137,11 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
         "schedule": draw(st.none() | any_of(fs.Schedule)),
         "assignment": draw(st.none() | any_of(fs.Assignment)),
         "sampling": draw(st.none() | any_of(fs.Sampling)),
+        "validation": draw(st.none() | st.floats(0.01, 0.99)),
         "seed": draw(st.integers(0, 2**63 - 1)),
-        "measure": draw(st.lists(st.sampled_from(["replicas", "spread", "staleness", "time"]))),
+        "measure": draw(
+            st.lists(st.sampled_from(["replicas", "spread", "staleness", "time", "positions"]))
+        ),
         "look_every": draw(st.sampled_from(["2 epochs", "50 steps", "0.1 s", "5 min", 3])),
         "on_failure": draw(st.sampled_from(["stop", "continue"])),
         "device": draw(st.sampled_from(["cpu", "cuda", "auto"])),
@@ -157,6 +160,8 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
     if optimizer is None or (not optimizer.gives_lr and optimizer.name != "two_stage"):
         fields["lr"] = draw(FLOATS)
     task = draw(st.sampled_from(["digits-mlp", "shakespeare-gpt", "cifar10-resnet20"]))
+    if task == "cifar10-resnet20":  # which has validation data of its own
+        fields["validation"] = None
     return fs.RunSpec(task, draw(any_of(fs.Strategy)), **fields)
 
 

@@ -8,10 +8,11 @@ from flockstep.backends.base import (
     Program,
     Watcher,
     one_interrupt,
+    usable_cores,
 )
 from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.backends.local import LocalProcesses
-from flockstep.backends.ray import Ray
+from flockstep.backends.ray import Ray, ray_session
 from flockstep.backends.sim import Compute, Simulator, run_aside
 from flockstep.backends.torchrun import Torchrun
 
@@ -29,5 +30,7 @@ __all__ = [
     "Torchrun",
     "Watcher",
     "one_interrupt",
+    "ray_session",
     "run_aside",
+    "usable_cores",
 ]

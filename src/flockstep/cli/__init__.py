@@ -12,13 +12,16 @@ from click.exceptions import NoArgsIsHelpError
 
 from flockstep.backends import one_interrupt
 from flockstep.cli.commands import usage_line
+from flockstep.cli.compare import compare
 from flockstep.cli.data import data
 from flockstep.cli.demo import demo
 from flockstep.cli.failures import Commands, debug_option, one_line
 from flockstep.cli.inspect import inspect
 from flockstep.cli.list import list_names
+from flockstep.cli.report import report
 from flockstep.cli.run import run
 from flockstep.cli.show import show
+from flockstep.cli.study import study
 
 
 @debug_option
@@ -28,7 +31,7 @@ def cli() -> None:
     """Train one PyTorch model on many workers that do not march in lockstep."""
 
 
-for command in (run, show, demo, inspect, list_names, data):
+for command in (run, compare, study, report, show, demo, inspect, list_names, data):
     cli.add_command(command if command is run else debug_option(command))
 
 

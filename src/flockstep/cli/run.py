@@ -48,6 +48,7 @@ FLAGS = {
     "optimizer": "Such as adam or sgd(momentum=0.9).  [default: the task's]",
     "schedule": "Of the learning rate.  [default: the task's]",
     "assignment": "Which worker sees which samples.  [default: disjoint]",
+    "validation": "The share of the training data that looks are scored on.  [default: the task's]",
     "network": "The simulator's links: a preset, latency=20ms,bandwidth=100Mbit/s, or network(…).  "
     "[default: lan-1g]",
     "compute": "The simulator's step times: 20ms, measured, or compute(seconds=0.02, jitter=0.1).  "

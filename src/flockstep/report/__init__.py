@@ -5,7 +5,11 @@ from __future__ import annotations
 from flockstep.report.assignment_figure import draw, sketch
 from flockstep.report.history_figure import AXES, draw_history, sketch_history
 from flockstep.report.loggers import LOGGERS, Logger, MLflow, TensorBoard, WandB, open_logger
+from flockstep.report.study.formats import register_formats
+from flockstep.report.study.terminal import cells_table, planned_table, verdict_lines
 from flockstep.report.summary import heading, how_trained, lost_lines, metrics_table
+
+register_formats()
 
 __all__ = [
     "AXES",
@@ -14,6 +18,7 @@ __all__ = [
     "MLflow",
     "TensorBoard",
     "WandB",
+    "cells_table",
     "draw",
     "draw_history",
     "heading",
@@ -21,6 +26,8 @@ __all__ = [
     "lost_lines",
     "metrics_table",
     "open_logger",
+    "planned_table",
     "sketch",
     "sketch_history",
+    "verdict_lines",
 ]

@@ -27,6 +27,7 @@ from flockstep.strategies import Strategy, load_state, save_state, shared_tensor
 from flockstep.training.budget import multiple_from, next_multiple
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
+from flockstep.training.positions import position_of
 from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import of_replicas, of_table
 from flockstep.worker import StandIn, Worker
@@ -263,7 +264,7 @@ class Board:
 
     @torch.no_grad()
     def _judge(self, pending: Pending, worker: Worker) -> None:
-        job, measure = self._job, self._job.spec.measure
+        job, measure = self._job, self._job.measure
         copies = [pending.copies[rank] for rank in range(self._workers)]
         table = Table([each.figures for each in copies], range(self._workers))
         shown = representative(job.spec.strategy, copies, pending.shared, worker)
@@ -278,6 +279,9 @@ class Board:
             replicas = torch.stack([each.flat[:count] for each in copies]).double()
             squares = (replicas - replicas.mean(0)).square().sum(1)
             look = replace(look, spread=float(squares.mean().sqrt()))
+        if "positions" in measure:
+            positions = [position_of(each.flat[: worker.flat.count]) for each in copies]
+            look = replace(look, positions=positions)
         self.history[pending.number] = look
         if job.tells_looks:
             tell_look(worker.comm, look)

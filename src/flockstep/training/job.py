@@ -73,6 +73,7 @@ class Job:
         start: what a run begins with that goes on with another number of workers.
         snapshots: what takes checkpoints of simulated workers.
         tells_looks: the launcher wants to hear of every look as it happens.
+        also_measured: what looks show besides what the spec asks for.
     """
 
     spec: RunSpec
@@ -88,8 +89,14 @@ class Job:
     resumed: Checkpoint | Resumed | None = None
     start: Start | None = field(default=None, repr=False)
     tells_looks: bool = False
+    also_measured: tuple[str, ...] = ()
     board: Board | None = field(default=None, repr=False)
     snapshots: Snapshots | None = field(default=None, repr=False)
+
+    @property
+    def measure(self) -> tuple[str, ...]:
+        """What looks show besides scores and costs."""
+        return (*self.spec.measure, *self.also_measured)
 
     def step_of_look(self, number: int) -> int:
         """The step after which that look is due, if looks are counted in steps or epochs."""

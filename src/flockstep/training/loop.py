@@ -103,7 +103,7 @@ def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
             worker.flat.state.copy_(final.shown)
         table, look = final.table, final.look
         metrics = table.metrics() | {"seconds": look.seconds}
-    measured |= of_table(table, job.spec.measure)
+    measured |= of_table(table, job.measure)
     leads = comm.rank == table.ranks[0]
     trace = comm.meter.trace
     return {

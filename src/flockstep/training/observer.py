@@ -127,10 +127,10 @@ class Observer(ABC):
 
     def measured(self) -> dict[str, Any]:
         """What is measured of the replicas as they stand at the end, before they become one."""
-        if not any(each in self.spec.measure for each in ("replicas", "spread")):
+        if not any(each in self.job.measure for each in ("replicas", "spread", "positions")):
             return {}  # nobody need meet for that
         with self.worker.comm.off_the_clock():
-            return of_all_replicas(self.worker, self.job.task, self.spec.measure)
+            return of_all_replicas(self.worker, self.job.task, self.job.measure)
 
     def copy(self, seconds: float | None) -> Copy:
         """This worker's data at this moment, for the board. `seconds`: when the look is, if that
@@ -153,7 +153,7 @@ class Observer(ABC):
         worker, job = self.worker, self.job
         shown = worker.preview()
         look = table.look(job.epoch_at(worker, table), seconds)
-        look = judged(worker, job.task, table, look, shown, self.spec.measure)
+        look = judged(worker, job.task, table, look, shown, job.measure)
         self.history.append(look)
         if job.tells_looks and worker.comm.rank == table.ranks[0]:
             tell_look(worker.comm, look)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from flockstep.backends import Backend
-from flockstep.comm import events_per_worker
 from flockstep.data import BatchGrowth, plan_batches
 from flockstep.fields import require
 from flockstep.spec import RunSpec
@@ -15,7 +14,13 @@ from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job, sampling_of
 
 
-def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: bool = False) -> Job:
+def prepared(
+    spec: RunSpec,
+    place: Backend,
+    trace_limit: int | None = None,
+    tells_looks: bool = False,
+    also_measured: tuple[str, ...] = (),
+) -> Job:
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
@@ -37,8 +42,9 @@ def prepared(spec: RunSpec, place: Backend, traces: bool = False, tells_looks: b
         # The lowest rank may be lost when all is done; and a process that does not lead has only
         # its own worker's.
         model_from_all=spec.on_failure == "continue" or not place.is_lead,
-        trace_limit=events_per_worker(spec.workers) if traces else None,
+        trace_limit=trace_limit,
         tells_looks=tells_looks,
+        also_measured=also_measured,
     )
     if not place.is_virtual:
         return job

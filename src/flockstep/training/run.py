@@ -15,6 +15,7 @@ import torch
 
 from flockstep.backends import PATIENCE_SECONDS, Backend, Simulator, Torchrun
 from flockstep.checkpoints import Checkpoint, drop_unfinished, newest, require_folder
+from flockstep.comm import events_per_worker
 from flockstep.errors import CheckpointError, InvalidField, WorkerLost, unknown_name
 from flockstep.fields import require, require_flag, require_path
 from flockstep.intervals import Interval
@@ -35,7 +36,7 @@ from flockstep.training.resuming import (
     spec_of,
     without_backend,
 )
-from flockstep.training.trace_file import require_trace_path, write_trace
+from flockstep.training.trace_file import Track, require_trace_path, write_trace
 
 EVERY, KEEP = "5 min", 2  # of checkpoints
 
@@ -206,19 +207,50 @@ def run_on(
     resumed: Checkpoint | None = None,
 ) -> Result:
     """Run `spec` on a backend that is there."""
+    if trace is not None:
+        require_path("trace", trace)
+        require_trace_path(Path(trace))
+    spec = spec.replace(workers=place.size(spec.workers))
+    assert spec.workers is not None
+    limit = None if trace is None else events_per_worker(spec.workers)
+    result, tracks = _ran(place, spec, progress, on_look, keeping, resumed, limit)
+    if trace is not None and place.is_lead:
+        title = f"{result.config['task']} {spec.strategy.name}"
+        write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
+    return result
+
+
+def run_closely(
+    spec: RunSpec, place: Backend, measure: tuple[str, ...] = (), events: int | None = None
+) -> tuple[Result, list[Track | None]]:
+    """Run `spec`, and see more of it than its record tells: looks that measure more, and up to so
+    many events of each worker. The run is the same.
+    """
+    measure = tuple(each for each in measure if each not in spec.measure)
+    return _ran(place, spec, progress=False, trace_limit=events, also_measured=measure)
+
+
+def _ran(
+    place: Backend,
+    spec: RunSpec,
+    progress: bool | None = None,
+    on_look: OnLook | None = None,
+    keeping: Keeping | None = None,
+    resumed: Checkpoint | None = None,
+    trace_limit: int | None = None,
+    also_measured: tuple[str, ...] = (),
+) -> tuple[Result, list[Track | None]]:
+    """The result of a run, and what each worker did and when, where that is asked for."""
     if progress is not None:
         require_flag("progress", progress)
     rule = "be callable with an fs.Look"
     require(on_look is None or callable(on_look), "on_look", rule, on_look)
-    if trace is not None:
-        require_path("trace", trace)
-        require_trace_path(Path(trace))
     if keeping is not None:
         require_folder(keeping.folder)
         if place.is_lead:
             drop_unfinished(keeping.folder)
     spec = spec.replace(workers=place.size(spec.workers))
-    job = prepared(spec, place, traces=trace is not None, tells_looks=on_look is not None)
+    job = prepared(spec, place, trace_limit, on_look is not None, also_measured)
     job = kept(job, place, keeping, resumed)
     reporter = None if on_look is None or not place.is_lead else Reporter(job, on_look)
     began = time.perf_counter()
@@ -243,10 +275,7 @@ def run_on(
     result = _result(job, outcomes, place, time.perf_counter() - began)
     if reporter is not None:
         reporter.complete(result.history, is_resumed=resumed is not None)
-    if trace is not None and place.is_lead:
-        tracks = [each["trace"] if isinstance(each, dict) else None for each in outcomes]
-        write_trace(Path(trace), tracks, title=f"{title}, {spec.workers} workers, {spec.backend}")
-    return result
+    return result, [each["trace"] if isinstance(each, dict) else None for each in outcomes]
 
 
 def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) -> Result:

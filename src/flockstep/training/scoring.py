@@ -13,6 +13,7 @@ from torch import Tensor
 from flockstep.result import Look
 from flockstep.tasks import Task, mean_scores
 from flockstep.training.figures import Table
+from flockstep.training.positions import position_of
 from flockstep.worker import Worker
 
 
@@ -72,6 +73,9 @@ def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[
         centre = comm.all_reduce(own.double(), op="mean")
         square = comm.all_reduce((own.double() - centre).square().sum(), op="mean")
         found["spread"] = float(square.sqrt())
+    if "positions" in measure:
+        told = comm.all_gather(torch.tensor(position_of(own), dtype=torch.float64))
+        found["positions"] = [each.tolist() for each in told]
     return found
 
 

@@ -16,8 +16,20 @@ from flockstep.fields import require_choice, require_integer, require_number
 
 if TYPE_CHECKING:
     from flockstep.backends.ray.actor_pool import ActorPool
+    from flockstep.backends.ray.session import Session
 
 PLACEMENTS = ("pack", "spread")
+
+
+def ray_session() -> Session:
+    """A connection to Ray for the length of a `with`: to the cluster that RAY_ADDRESS names, or to
+    one that is started here.
+    """
+    if find_spec("ray") is None:
+        raise FlockstepError("the Ray backend needs Ray: pip install 'flockstep[ray]'")
+    from flockstep.backends.ray.session import Session
+
+    return Session()
 
 
 class Ray(Backend):
@@ -87,12 +99,9 @@ class Ray(Backend):
 
     def _make_pool(self, stack: ExitStack) -> ActorPool:
         """Connect to Ray; both the connection and the pool end with the stack."""
-        if find_spec("ray") is None:
-            raise FlockstepError("the Ray backend needs Ray: pip install 'flockstep[ray]'")
+        session = stack.enter_context(ray_session())
         from flockstep.backends.ray.actor_pool import ActorPool
-        from flockstep.backends.ray.session import Session
 
-        session = stack.enter_context(Session())
         return stack.enter_context(
             ActorPool(session, self.placement, self.household, self.resources, self.homes)
         )

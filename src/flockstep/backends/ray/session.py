@@ -54,6 +54,7 @@ class Session:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
+        self.is_own = False  # whether the cluster was started here
         self.address = LOOPBACK  # of this process, for workers to reach it by
         # For workers to find room: nothing can be added to a cluster of one machine.
         self.room_seconds = 5.0
@@ -64,6 +65,7 @@ class Session:
             address = os.environ.get("RAY_ADDRESS")
             if address is None and not _is_connected():
                 self._start(stack)
+                self.is_own = True
             else:
                 self._join(stack, address)
             self._stack = stack.pop_all()

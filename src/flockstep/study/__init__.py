@@ -1,0 +1,78 @@
+"""Studies: grids of runs with seeds, statistics and verdicts.
+
+What needs scipy is loaded when it is first asked for: importing the library stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flockstep.study.cells import Cell
+from flockstep.study.comparing import compare, comparison
+from flockstep.study.declaration import Hypothesis, Published, Study
+from flockstep.study.figures import shown_duration, shown_figure, shown_p
+from flockstep.study.formats import FORMATS, require_report_path
+from flockstep.study.metrics import LIMITS, is_score, value_of
+from flockstep.study.outcome import Outcome, load_outcome
+from flockstep.study.plan import Plan, planned
+from flockstep.study.records import Record, load_records
+from flockstep.study.running import default_folder, run_study
+from flockstep.study.tuning import Pick, Tuning
+
+if TYPE_CHECKING:
+    from flockstep.study.comparisons import RULES, Comparison, printed_sample
+    from flockstep.study.statistics import performance_profile, t_interval
+    from flockstep.study.summaries import CellSummary, summary_of, times_of
+
+_LATER = {
+    "RULES": "comparisons",
+    "Comparison": "comparisons",
+    "printed_sample": "comparisons",
+    "performance_profile": "statistics",
+    "t_interval": "statistics",
+    "CellSummary": "summaries",
+    "summary_of": "summaries",
+    "times_of": "summaries",
+}
+
+__all__ = [
+    "FORMATS",
+    "LIMITS",
+    "RULES",
+    "Cell",
+    "CellSummary",
+    "Comparison",
+    "Hypothesis",
+    "Outcome",
+    "Pick",
+    "Plan",
+    "Published",
+    "Record",
+    "Study",
+    "Tuning",
+    "compare",
+    "comparison",
+    "default_folder",
+    "is_score",
+    "load_outcome",
+    "load_records",
+    "performance_profile",
+    "planned",
+    "printed_sample",
+    "require_report_path",
+    "run_study",
+    "shown_duration",
+    "shown_figure",
+    "shown_p",
+    "summary_of",
+    "t_interval",
+    "times_of",
+    "value_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

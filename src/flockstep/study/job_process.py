@@ -1,0 +1,42 @@
+"""A job: a process that carries out runs, one after the other, until nobody wants more.
+
+    python -m flockstep.study.job_process CONNECTION LIFELINE
+
+Both are descriptors. Orders come and records go over the first; the second ends when the study
+does, in whatever way, and then so does the job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+import cloudpickle
+import torch
+
+from flockstep.study.one_run import Places, carried_out
+
+
+def main(connection: int, lifeline: int) -> None:
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    torch.set_num_threads(1)
+    orders = Connection(connection)
+    with Places() as places:
+        while True:
+            try:
+                order = cloudpickle.loads(orders.recv_bytes())
+            except EOFError:
+                return
+            orders.send_bytes(cloudpickle.dumps(carried_out(order, places)))
+
+
+def _end_with(lifeline: int) -> None:
+    """Wait for the end of the study, and end with it, in the middle of a run if need be."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,226 @@
+"""`Outcome`: what a study has found, from the records of its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flockstep.errors import RecordError
+from flockstep.fields import require_path
+from flockstep.study.cells import Cell
+from flockstep.study.declaration import Study
+from flockstep.study.formats import write_report
+from flockstep.study.metrics import LIMITS, is_score, value_of
+from flockstep.study.planning import PlannedRun, picks_of, planned_runs, planned_tries
+from flockstep.study.records import Record, read_records
+from flockstep.study.tuning import Pick
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from flockstep.study.comparisons import Comparison
+    from flockstep.study.summaries import CellSummary
+
+DECLARATION = "study.toml"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A study and the records of its runs, finished or not.
+
+    Fields:
+        study: what was asked.
+        records: by id; those of other studies do not matter.
+        is_running: whether more are to come.
+
+    Example:
+        outcome = fs.compare("digits-mlp", [fs.SyncSGD(), fs.LocalSGD(8)], seeds=3, epochs=2)
+        outcome.table()
+        print(outcome.comparisons[0].words)
+        outcome.report("comparison.html")
+    """
+
+    study: Study
+    records: Mapping[str, Record] = field(repr=False)
+    is_running: bool = False
+
+    @cached_property
+    def picks(self) -> dict[str, Pick]:
+        """What tuning has found, by the label of each cell."""
+        return picks_of(self.study, self.records)
+
+    @cached_property
+    def runs(self) -> list[PlannedRun]:
+        """The runs that count, finished or not."""
+        rates = {label: pick.lr for label, pick in self.picks.items()}
+        return planned_runs(self.study, rates)
+
+    @cached_property
+    def finished(self) -> list[tuple[PlannedRun, Record]]:
+        """The runs that count and are done."""
+        pairs = [(run, self.records.get(run.id)) for run in self.runs]
+        return [(run, record) for run, record in pairs if record is not None and record.is_done]
+
+    @cached_property
+    def failures(self) -> list[tuple[PlannedRun, Record]]:
+        """Runs that failed, tries included."""
+        everything = planned_so_far(self.study, self.records)
+        pairs = [(run, self.records.get(run.id)) for run in everything]
+        return [(run, record) for run, record in pairs if record is not None and not record.is_done]
+
+    def records_of(self, cell: Cell) -> list[Record]:
+        """Of one cell's finished runs, seed by seed."""
+        return self._by_cell.get(cell.label, [])
+
+    @cached_property
+    def _by_cell(self) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = {}
+        for run, record in self.finished:
+            found.setdefault(run.cell.label, []).append(record)
+        return found
+
+    def value(self, record: Record, metric: str | None = None) -> float | None:
+        """A figure of a run; None where it has none."""
+        name = metric or self.study.metric
+        if name in LIMITS and record.metrics.get(name) is None:
+            return self._to_target(record, name)
+        return value_of(name, record.metrics, record.history)
+
+    def values(self, cell: Cell, metric: str | None = None) -> dict[int, float | None]:
+        """The figures of a cell's finished runs, by seed."""
+        return {record.seed: self.value(record, metric) for record in self.records_of(cell)}
+
+    def limit(self, record: Record, metric: str) -> float:
+        """How far a run had come that did not reach the target."""
+        return float(record.metrics[LIMITS[metric]])
+
+    @cached_property
+    def score_name(self) -> str:
+        """What people read the score as."""
+        names = [record.config.get("metric_name") for record in self.records.values()]
+        return next((name for name in names if name), "accuracy")
+
+    @cached_property
+    def target(self) -> float | None:
+        """The score whose costs are told: the one that the study declares, that the runs were to
+        reach, or the lowest mean final score of a cell, which most runs have reached.
+        """
+        if self.study.target is not None:
+            return self.study.target
+        asked = {record.config.get("target") for _, record in self.finished}
+        if len(asked) == 1 and (told := asked.pop()) is not None:
+            return float(told)
+        means = []
+        for cell in self.study.cells:
+            scores = [
+                value_of("accuracy", each.metrics, each.history) for each in self.records_of(cell)
+            ]
+            known = [score for score in scores if score is not None]
+            if known:
+                means.append(sum(known) / len(known))
+        return float(f"{min(means):.3g}") if means else None
+
+    def _to_target(self, record: Record, metric: str) -> float | None:
+        """What it took until the first look that had reached the target."""
+        field_of = {"seconds_to_target": "seconds", "steps_to_target": "step"}
+        name = field_of.get(metric, "bytes_sent")
+        if self.target is None:
+            return None
+        for look in record.history:
+            score = look.get("accuracy")
+            if score is not None and score >= self.target:
+                return float(look[name])
+        return None
+
+    @cached_property
+    def cells(self) -> list[CellSummary]:
+        """Of each cell: n, mean, deviation, intervals."""
+        from flockstep.study.summaries import summary_of
+
+        return [summary_of(self, cell) for cell in self.study.cells]
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """Every cell with its baseline, then the hypotheses, then what was published."""
+        from flockstep.study.comparisons import compared
+
+        return compared(self)
+
+    def table(self) -> pd.DataFrame:
+        """One row for each finished run: its cell, its seed, its figures."""
+        import pandas as pd
+
+        rows = []
+        for run, record in self.finished:
+            figures = {**record.metrics, self.study.metric: self.value(record)}
+            row: dict[str, Any] = {"cell": run.cell.label, **run.cell.labels}
+            rows.append({**row, "seed": record.seed, **figures, "id": record.id})
+        return pd.DataFrame(rows)
+
+    def looks(self) -> pd.DataFrame:
+        """One row for each look of each finished run."""
+        import pandas as pd
+
+        rows = []
+        for run, record in self.finished:
+            for look in record.history:
+                told = {name: value for name, value in look.items() if not isinstance(value, list)}
+                rows.append({"cell": run.cell.label, "seed": record.seed, **told})
+        return pd.DataFrame(rows)
+
+    def comparison_table(self) -> pd.DataFrame:
+        """One row for each comparison."""
+        import pandas as pd
+
+        return pd.DataFrame([each.row() for each in self.comparisons])
+
+    def report(self, path: str | Path) -> Path:
+        """Write a report: an interactive page (.html), or .md, .csv, .png for papers."""
+        return write_report(self, path)
+
+    def __str__(self) -> str:
+        """What was asked, the cells, and what can be said of them."""
+        lines = [self.study.question]
+        lines += [each.in_words(self) for each in self.cells]
+        return "\n".join([*lines, *(each.words for each in self.comparisons)])
+
+    @property
+    def is_percent(self) -> bool:
+        """Whether the metric is a share that people read in per cent."""
+        return is_score(self.study.metric) and self.score_name == "accuracy"
+
+
+def planned_so_far(
+    study: Study, records: Mapping[str, Record], only: Mapping[str, str] | None = None
+) -> list[PlannedRun]:
+    """All that is known to be run, each once: the tries, and what counts as far as tuning has
+    found the rates.
+    """
+    rates = {label: pick.lr for label, pick in picks_of(study, records).items()}
+    found: dict[str, PlannedRun] = {}
+    for run in [*planned_tries(study, only), *planned_runs(study, rates, only)]:
+        found.setdefault(run.id, run)
+    return list(found.values())
+
+
+def load_outcome(folder: str | Path) -> Outcome:
+    """The outcome of a study from the folder of its records."""
+    require_path("folder", folder)
+    place = Path(folder)
+    declaration = place / DECLARATION
+    if not declaration.exists():
+        raise RecordError(f"{str(folder)!r} holds no study: it has no {DECLARATION}")
+    study = Study.from_toml(declaration)
+    tries = read_records(place, [run.id for run in planned_tries(study)])
+    rates = {label: pick.lr for label, pick in picks_of(study, tries).items()}
+    runs = read_records(place, [run.id for run in planned_runs(study, rates)])
+    return Outcome(study, tries | runs)
+
+
+def finite(values: Sequence[float | None]) -> list[float]:
+    """Those that are numbers."""
+    return [value for value in values if value is not None and math.isfinite(value)]
