@@ -40,6 +40,7 @@ CLUSTER_FILES = {
     "test_cluster_parts.py",
     "test_examples.py",
     "test_frozen_workers.py",
+    "test_jobs.py",
     "test_left_behind.py",
     "test_local.py",
     "test_lost_workers.py",

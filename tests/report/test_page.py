@@ -296,7 +296,7 @@ def test_every_id_is_there_once_whatever_the_titles_are():
     assert len(ids) == len(set(ids))
     assert {"results", "results-2", "results-3", "scores", "scores-2", "curves-2"} <= set(ids)
     labels = [each["aria-label"] for each in Read(render(page)).all("div") if "tabindex" in each]
-    assert len(labels) == len(set(labels))
+    assert len(set(labels)) == len(labels) == len(Read(render(page)).all("table"))
 
 
 def test_a_given_key_stays_and_others_step_aside():

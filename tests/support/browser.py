@@ -42,6 +42,8 @@ ARGUMENTS = [
     "--disable-sync",
     # All files in one process: it compiles plotly.js once, not for every test.
     "--process-per-site",
+    # No process in advance for a page that may come: it would be left behind.
+    "--disable-features=SpareRendererForSitePerProcess",
 ]
 LOCAL = ("file:", "data:", "blob:")
 WARNINGS = ("error", "warning")

@@ -249,7 +249,8 @@ class Figure {
 
   async image(format) {
     const { data, layout } = this.prepared(IMAGE_WIDTH, document.getElementById("_light"));
-    addTitle(layout, this.title);
+    const name = this.names[this.chosen];
+    addTitle(layout, name ? `${this.title} (${name})` : this.title);
     const sheet = document.createElement("div");
     sheet.className = "sheet";
     document.body.append(sheet);
@@ -332,7 +333,6 @@ function withLegendBelow(layout, room, legendHeight) {
 }
 
 const figures = new Map(all(".figure").map((box) => [box.id, new Figure(box)]));
-
 
 /* All that are drawn already, again; or all that are not yet. */
 function drawWhere(isDrawn) {
@@ -506,11 +506,23 @@ function placeOfFocus() {
   return place < 0 ? null : { holder: holder.id, place };
 }
 
+/* What the reader looks at, and where in the window it is: what stands above may grow. */
+function placeOfEye() {
+  const above = all(".view, section").filter((each) => {
+    const { top, height } = each.getBoundingClientRect();
+    return height > 0 && top <= innerHeight / 3;
+  });
+  const seen = scrollY > 0 && above.pop();
+  return seen ? { id: seen.id, top: seen.getBoundingClientRect().top } : null;
+}
+
 function keepState() {
-  const kept = { scroll: scrollY, focus: placeOfFocus(), figures: {}, sorted: {} };
+  const kept = { eye: placeOfEye(), focus: placeOfFocus(), figures: {}, sorted: {} };
   for (const [key, figure] of figures) {
+    const { chosen, scales } = figure;
+    const { shows } = figure.box.dataset;
     const height = figure.isDrawn ? figure.plot.offsetHeight : 0;
-    kept.figures[key] = { chosen: figure.chosen, shows: figure.box.dataset.shows, scales: figure.scales, height };
+    kept.figures[key] = { chosen, scales, shows, height };
   }
   for (const head of all("th[aria-sort]")) {
     kept.sorted[head.closest("table").id] = [head.cellIndex, head.getAttribute("aria-sort")];
@@ -522,7 +534,8 @@ function restoreState() {
   const text = sessionStorage.getItem(STATE);
   if (!text) return;
   sessionStorage.removeItem(STATE);
-  history.scrollRestoration = "auto";
+  // Not before: the browser would scroll to where the page was, whatever stands there now.
+  addEventListener("load", () => setTimeout(() => (history.scrollRestoration = "auto")));
   const kept = JSON.parse(text);
   for (const [key, was] of Object.entries(kept.figures)) {
     const figure = figures.get(key);
@@ -539,7 +552,10 @@ function restoreState() {
   }
   const holder = kept.focus && document.getElementById(kept.focus.holder);
   if (holder) all(CONTROLS, holder)[kept.focus.place]?.focus({ preventScroll: true });
-  scrollTo({ top: kept.scroll, behavior: "instant" });
+  const seen = kept.eye && document.getElementById(kept.eye.id);
+  if (!seen) return;
+  const moved = seen.getBoundingClientRect().top - kept.eye.top;
+  scrollBy({ top: moved, behavior: "instant" });
 }
 
 let renewal;

@@ -1,0 +1,133 @@
+"""Studies in processes of their own: side by side, killed, interrupted, on real workers, on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import flockstep as fs
+from flockstep.study import jobs as study_jobs
+from flockstep.study.one_run import Order
+
+BASE = {"task": "digits-mlp", "workers": 2, "steps": 4}
+STUDY = fs.Study("Which?", base=BASE, axes={"strategy": ["sync_sgd", "gosgd"]}, seeds=3)
+
+
+def test_two_jobs_carry_out_all_runs_as_one_would(tmp_path):
+    outcome = STUDY.run(folder=tmp_path, jobs=2)
+    assert len(outcome.table()) == 6
+    for run, record in outcome.finished:
+        alone = fs.run(run.spec)
+        assert record.metrics["test_loss"] == alone.metrics["test_loss"]  # bit for bit
+        assert record.host["threads"] == 1
+
+
+def test_a_job_that_is_killed_loses_its_run_and_no_other(tmp_path, monkeypatch):
+    """Of six runs one never ends by itself; its process is killed from outside."""
+    study = STUDY.replace(base={**BASE, "steps": 30_000}, seeds=1, axes={"strategy": ["sync_sgd"]})
+    (cell,) = study.cells
+    endless = cell.spec(0)
+    quick = [STUDY.cells[0].spec(seed) for seed in range(3)]
+    orders = [Order(spec.id, spec) for spec in (endless, *quick)]
+    with study_jobs.Jobs(2) as jobs:
+        records = []
+        for record in jobs.run(orders, [], lambda: None):
+            records.append(record)
+            if len(records) == 3:
+                (busy,) = [job for job in jobs._jobs if job.order and job.order.id == endless.id]
+                busy._process.kill()
+    failed = [record for record in records if not record.is_done]
+    assert [record.id for record in failed] == [endless.id]
+    assert failed[0].error["message"].startswith("the process of the run ended with SIGKILL")
+    assert {record.id for record in records if record.is_done} == {spec.id for spec in quick}
+
+
+def test_runs_by_the_wall_have_the_machine_for_themselves(tmp_path):
+    places = {"sim": {"backend": "sim"}, "local": {"backend": "local"}}
+    base = {**BASE, "strategy": "local_sgd(2)"}
+    study = fs.Study("?", base=base, axes={"place": places}, seeds=2)
+    outcome = study.run(folder=tmp_path, jobs=2)
+    sim, local = (outcome.values(cell, "test_loss") for cell in study.cells)
+    assert sim == local  # a synchronous method: bit for bit
+    clocks = {run.cell.label: record.config["clock"] for run, record in outcome.finished}
+    assert clocks == {"place=sim": "virtual", "place=local": "wall"}
+
+
+SCRIPT = """
+import flockstep as fs
+base = {"task": "digits-mlp", "workers": 4, "epochs": 3}
+study = fs.Study("Which?", base=base, axes={"strategy": ["sync_sgd", "gosgd"]}, seeds=6)
+study.run(folder="records", jobs=2)
+print("done", flush=True)
+"""
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    """The study in a process of its own, and not in `if __name__ == "__main__"`, on purpose."""
+    path = folder / "study.py"
+    path.write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_records(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("records/*.json"))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_study_that_is_ended_in_any_way_goes_on_where_it_was(number, tmp_path):
+    first = started(tmp_path)
+    wait_for_records(tmp_path, 3)
+    children = psutil.Process(first.pid).children(recursive=True)
+    os.kill(first.pid, number)
+    first.communicate(timeout=30)
+    assert first.returncode != 0
+    assert ended(children)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("records/*.json")}
+    assert 3 <= len(before) < 12
+
+    second = started(tmp_path)
+    told, complaints = second.communicate(timeout=120)
+    assert (second.returncode, told) == (0, "done\n"), complaints
+    records = list(tmp_path.glob("records/*.json"))
+    assert len(records) == 12
+    assert not list(tmp_path.glob("records/*.part"))
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+    assert all(json.loads(path.read_text())["status"] == "done" for path in records)
+
+
+def test_the_same_runs_as_tasks_of_ray(ray, tmp_path):
+    there = STUDY.run(folder=tmp_path, on="ray", jobs=2)
+    alone = fs.run(there.runs[0].spec)
+    (record,) = [record for run, record in there.finished if run.id == alone.spec.id]
+    assert len(there.table()) == 6
+    assert record.metrics["test_loss"] == alone.metrics["test_loss"]
+
+
+def test_a_run_that_fails_on_ray_is_recorded(ray, tmp_path):
+    axes = {"lr": [0.1, 1e30]}
+    study = fs.Study("?", base={**BASE, "strategy": "sync_sgd"}, axes=axes, seeds=1)
+    outcome = study.run(folder=tmp_path, on="ray", jobs=2)
+    assert [record.error["type"] for _, record in outcome.failures] == ["NonFiniteLoss"]
+    assert len(outcome.finished) == 1
