@@ -108,7 +108,7 @@ def made_up_outcome(study: Study, score: Score, looks: int = 5, shows: bool = Fa
 
 
 def normal_scores(means: Mapping[str, float], deviation: float, seed: int) -> Score:
-    """Scores that scatter around the mean of their strategy, drawn anew for each seed of a study."""
+    """Scores that scatter around the mean of their strategy, drawn anew per seed of a study."""
 
     def score(labels: Mapping[str, str], run_seed: int) -> float:
         name = labels["strategy"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +25,7 @@ from flockstep.notation import written
 from flockstep.optimizers import NEEDED, OPTIMIZERS, fields_of
 from flockstep.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES
+from flockstep.study import Study, load_outcome
 from flockstep.tasks import TASKS
 from flockstep.units import shown_seconds, shown_speed
 
@@ -59,14 +62,39 @@ TABLES: dict[str, Callable[[], Rows]] = {
         }
         for name, link in PRESETS.items()
     },
+    "studies": lambda: {path.stem: _study(path) for path in sorted(Path("studies").glob("*.toml"))},
 }
 # What else can be said in place of a name.
-ALSO = {"networks": "Or one of your own: --network latency=20ms,bandwidth=100Mbit/s"}
+ALSO = {
+    "networks": "Or one of your own: --network latency=20ms,bandwidth=100Mbit/s",
+    "studies": "Those in the folder 'studies' here. To run one: flockstep study studies/NAME.toml",
+}
+
+
+def _study(path: Path) -> Rows:
+    """A declared study, and what its records say, as far as there are some."""
+    study = Study.from_toml(path)
+    sources = [each.source for each in study.claims] + [each.source for each in study.printed]
+    folder = path.parent / "results" / study.name
+    row: Rows = {
+        "question": study.question,
+        "published": "; ".join(dict.fromkeys(filter(None, sources))),
+    }
+    if not (folder / "study.toml").exists():
+        return row | {"verdict": "not run", "n": 0, "date": ""}
+    outcome = load_outcome(folder)
+    verdicts = Counter(each.verdict for each in outcome.comparisons)
+    dates = [record.started[:10] for _, record in outcome.finished]
+    return row | {
+        "verdict": ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
+        "n": min((each.n for each in outcome.cells), default=0),
+        "date": max(dates, default=""),
+    }
 
 
 def drawn(title: str, rows: Rows) -> Table:
     """A table for a terminal."""
-    first = next(iter(rows.values()))
+    first = next(iter(rows.values()), "")
     columns = first if isinstance(first, dict) else {"what it is": first}
     table = Table(
         title=title,
@@ -133,8 +161,8 @@ def first_paragraph(documented: Any) -> str:
 @click.argument("what", required=False)
 @json_option()
 def list_names(what: str | None, for_machines: bool) -> None:
-    """List strategies, codecs, tasks, datasets, assignments, schedules, optimizers, backends or
-    networks, with their fields and what each is; the names of all by default.
+    """List strategies, codecs, tasks, datasets, assignments, schedules, optimizers, backends,
+    networks or studies, with their fields and what each is; the names of all by default.
 
     \b
     flockstep list

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flockstep.study.cells import Cell
-from flockstep.study.declaration import Hypothesis, Published, Study
+from flockstep.study.declaration import Published, Study
 from flockstep.study.figures import shown_figure, shown_p
 from flockstep.study.metrics import LIMITS
 from flockstep.study.statistics import (
@@ -154,6 +154,12 @@ class _Pair:
     needed: int | None = None  # runs per side to see the published difference
     missing: str = ""  # why there is nothing to test
 
+    @property
+    def decisive(self) -> Test | None:
+        """The test of what is expected."""
+        is_of_equality = self.draft.expect == EQUAL and self.equivalence is not None
+        return self.equivalence if is_of_equality else self.forward
+
 
 def _with_baseline(outcome: Outcome) -> list[_Pair]:
     study, levels = outcome.study, outcome.study.baseline_levels
@@ -168,8 +174,7 @@ def _with_baseline(outcome: Outcome) -> list[_Pair]:
 
 def _hypotheses(outcome: Outcome) -> list[_Pair]:
     pairs = []
-    for hypothesis in outcome.study.hypotheses:
-        assert isinstance(hypothesis, Hypothesis)
+    for hypothesis in outcome.study.claims:
         expect = _plain_expectation(outcome.study, hypothesis.expect)
         margin = outcome.study.margin_of(hypothesis)
         about = {"claim": hypothesis.claim, "source": hypothesis.source}
@@ -188,8 +193,7 @@ def _plain_expectation(study: Study, expect: str) -> str:
 def _published(outcome: Outcome) -> list[_Pair]:
     study = outcome.study
     by_cell: dict[str, Published] = {}
-    for printed in study.published:
-        assert isinstance(printed, Published)
+    for printed in study.printed:
         for cell in study.cells_of_figure(printed):
             by_cell[cell.label] = printed
     pairs = []
@@ -399,7 +403,7 @@ def _judged(outcome: Outcome, pairs: list[_Pair]) -> list[Comparison]:
     tested = [pair for pair in pairs if pair.forward is not None]
     corrected = {
         name: dict(zip(map(id, some), holm([getattr(each, name).p for each in some]), strict=True))
-        for name in ("forward", "backward", "two_sided", "equivalence")
+        for name in ("decisive", "backward", "two_sided", "equivalence")
         if (some := [each for each in tested if getattr(each, name) is not None])
     }
     done = []
@@ -413,15 +417,14 @@ def _with_verdict(outcome: Outcome, pair: _Pair, ps: dict[str, float | None]) ->
     draft, alpha = pair.draft, outcome.study.alpha
     if pair.forward is None:
         return dataclasses.replace(draft, headline=f"{_sides(draft)}: {pair.missing}.")
-    is_equality = draft.expect == EQUAL
-    decisive = pair.equivalence if is_equality and pair.equivalence else pair.forward
-    corrected = ps.get("equivalence") if is_equality and pair.equivalence else ps["forward"]
+    decisive = pair.decisive
+    assert decisive is not None
     finding = _finding(pair, ps, alpha)
     verdict = finding if draft.family == BASELINE else _agreement(draft.expect, finding)
     told = dataclasses.replace(
         draft,
         p=decisive.p,
-        corrected_p=corrected,
+        corrected_p=ps["decisive"],
         test=f"{decisive.name}, {decisive.alternative}",
         equivalence_p=ps.get("equivalence"),
         finding=finding,
@@ -442,9 +445,9 @@ def _finding(pair: _Pair, ps: dict[str, float | None], alpha: float) -> str:
         return p is not None and p < alpha
 
     expect = pair.draft.expect
-    if expect == EQUAL and shown("equivalence"):
+    if expect == EQUAL and pair.equivalence is not None and shown("decisive"):
         return EQUAL
-    if expect in OPPOSITE and shown("forward"):
+    if expect in OPPOSITE and shown("decisive"):
         return expect
     if expect in OPPOSITE and shown("backward"):
         return OPPOSITE[expect]

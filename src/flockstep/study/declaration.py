@@ -251,6 +251,16 @@ class Study:
         return tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
 
     @property
+    def claims(self) -> tuple[Hypothesis, ...]:
+        """The hypotheses, once tables are read."""
+        return tuple(each for each in self.hypotheses if isinstance(each, Hypothesis))
+
+    @property
+    def printed(self) -> tuple[Published, ...]:
+        """The published figures, once tables are read."""
+        return tuple(each for each in self.published if isinstance(each, Published))
+
+    @property
     def higher_is_better(self) -> bool:
         return (self.direction or default_direction(self.metric)) == "higher"
 
@@ -345,8 +355,7 @@ class Study:
         require(bool(self.cells), "exclude", "leave a cell", self.exclude)
         _ = self.baseline_levels
         known = self.cells
-        for number, hypothesis in enumerate(self.hypotheses, start=1):
-            assert isinstance(hypothesis, Hypothesis)
+        for number, hypothesis in enumerate(self.claims, start=1):
             with _named(f"hypothesis {number}"):
                 self.pairs_of(hypothesis)
                 is_lacking = hypothesis.expect == "equal" and self.margin_of(hypothesis) is None
@@ -355,8 +364,7 @@ class Study:
         if self.full:
             with _named("[full]"):
                 known = (*known, *self.at_full_scale().cells)
-        for number, figure in enumerate(self.published, start=1):
-            assert isinstance(figure, Published)
+        for number, figure in enumerate(self.printed, start=1):
             with _named(f"published figure {number}"):
                 found = matching(known, figure.cell)
                 require(bool(found), "cell", "be one that exists", figure.cell)

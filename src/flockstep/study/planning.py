@@ -68,11 +68,12 @@ def planned_tries(study: Study, only: Mapping[str, str] | None = None) -> list[P
         return []
     assert isinstance(study.tune, Tuning)
     tries = []
-    for seed in tuning_seeds(study):
+    for number, seed in enumerate(tuning_seeds(study)):
         for cell in _chosen(study, only):
             for rate in study.tune.rates:
                 spec, run_id = _spec_and_id(study, cell, seed, rate)
-                tries.append(PlannedRun(cell, spec, run_id, rate=rate))
+                # One of them may become the run of its cell that is shown.
+                tries.append(PlannedRun(cell, spec, run_id, is_shown=number == 0, rate=rate))
     return tries
 
 

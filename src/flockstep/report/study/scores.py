@@ -24,7 +24,6 @@ from flockstep.study import (
     Cell,
     CellSummary,
     Outcome,
-    Published,
     Record,
     printed_sample,
     t_interval,
@@ -341,8 +340,7 @@ def published_figure(outcome: Outcome) -> FigureView | None:
     rows: Rows = []
     theirs: list[tuple[str, float, float]] = []
     by_label = {each.cell.label: each for each in outcome.cells}
-    for figure in study.published:
-        assert isinstance(figure, Published)
+    for figure in study.printed:
         for cell in study.cells_of_figure(figure):
             sample = printed_sample(figure)
             bounds = t_interval(sample) if sample.deviation is not None else (sample.mean,) * 2

@@ -113,13 +113,15 @@ def replica_map(outcome: Outcome) -> FigureView | None:
     if not shown:
         return None
     contents = []
-    for task in dict.fromkeys(record.config.get("task") for _, record, _ in shown):
+    tasks = list(dict.fromkeys(record.config.get("task") for _, record, _ in shown))
+    for task in tasks:
         same = [
             (cell, places) for cell, record, places in shown if record.config.get("task") == task
         ]
         flat, shares = _two_dimensions([places for _, places in same])
         if len(same) > 1:
-            contents.append(_centres([cell.label for cell, _ in same], flat, shares, str(task)))
+            name = "centres of all cells" if len(tasks) == 1 else f"centres, {task}"
+            contents.append(_centres(name, [cell.label for cell, _ in same], flat, shares))
         for (cell, _), places in zip(same, flat, strict=True):
             contents.append(_paths(cell.label, places, shares))
     return FigureView.of(
@@ -155,7 +157,7 @@ def _map_layout(shares: tuple[float, float]) -> dict[str, Any]:
 
 
 def _centres(
-    labels: Sequence[str], runs: Sequence[np.ndarray], shares: tuple[float, float], task: str
+    name: str, labels: Sequence[str], runs: Sequence[np.ndarray], shares: tuple[float, float]
 ) -> Variant:
     """The path of the centre of each cell's replicas."""
     data: list[Trace] = []
@@ -165,8 +167,7 @@ def _centres(
         data.append(_path(label, centre, number))
         rows += [[label, look, *map(float, at)] for look, at in enumerate(centre, start=1)]
     columns = ("cell", "look", "first direction", "second direction")
-    name = "centres of all cells"
-    table = TableView(f"Centres, {task}", columns, rows)
+    table = TableView(name, columns, rows)
     return Variant(name, data, _map_layout(shares), table)
 
 
