@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import flockstep as fs
-from flockstep.data import formats
+from flockstep.data import datasets, formats
 from flockstep.data.augmentation import PadCropFlip
 from flockstep.data.datasets import (
     CIFAR10_FILES,
@@ -530,3 +530,18 @@ def test_the_real_files_are_known_unpacked_and_in_torchvisions_folders(tmp_path,
     train_images, _, _, test_labels = (array for _, array in files.load([tmp_path]))
     assert train_images.shape == (60_000, 28, 28)
     assert test_labels.shape == (10_000,)
+
+
+def test_the_digits_are_those_of_scikit_learn_split_as_it_splits_them(monkeypatch):
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16.0, labels, test_size=360, stratify=labels, random_state=0)
+    theirs = [torch.as_tensor(part) for part in parts]
+    for hides_the_file in (False, True):
+        if hides_the_file:  # as a later version of it might
+            monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+        train, test = datasets.digits.__wrapped__()
+        ours = [train.tensors[0], test.tensors[0], train.tensors[1], test.tensors[1]]
+        assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(ours, theirs, strict=True))

@@ -351,7 +351,7 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch, library):
     module._plotly.cache_clear()
     monkeypatch.setitem(sys.modules, library, None)
     name = library.split(".")[0]
-    with pytest.raises(FlockstepError, match=f"pages need {name}: pip install 'flockstep"):
+    with pytest.raises(FlockstepError, match=f"pages need {name}: pip install {name}"):
         render(page_of(figure()))
 
 

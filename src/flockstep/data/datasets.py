@@ -9,6 +9,7 @@ import functools
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,33 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
     """scikit-learn's 1,797 handwritten digits, 8×8, scaled to [0, 1]: 1,437 to train with, 360
     to test.
     """
+    rows = torch.from_numpy(_digits_table())
+    images, labels = (rows[:, :-1] / 16.0).float(), rows[:, -1].long()
+    order = torch.from_numpy(np.load(DIGITS_ORDER).astype(np.int64))
+    train, test = order[:-DIGITS_TEST], order[-DIGITS_TEST:]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+# The rows of the digits, those to test with at the end, as scikit-learn's own split has them:
+# train_test_split(…, test_size=360, stratify=labels, random_state=0). A test holds them equal.
+DIGITS_ORDER = Path(__file__).with_name("digits_order.npy")
+DIGITS_TEST = 360
+
+
+def _digits_table() -> np.ndarray:
+    """64 pixels of 0 to 16 and a label in each row, read from scikit-learn's own file: importing
+    scikit-learn for that takes two seconds of every process.
+    """
+    found = find_spec("sklearn")
+    folders = [] if found is None else found.submodule_search_locations or []
+    for folder in folders:
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.exists():
+            return np.loadtxt(path, delimiter=",")
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
-    parts = train_test_split(images / 16.0, labels, test_size=360, stratify=labels, random_state=0)
-    train_x, test_x, train_y, test_y = (torch.as_tensor(part) for part in parts)
-    return TensorDataset(train_x.float(), train_y.long()), TensorDataset(
-        test_x.float(), test_y.long()
-    )
+    return np.column_stack([images, labels])
 
 
 @functools.cache

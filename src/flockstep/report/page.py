@@ -316,7 +316,7 @@ def render(page: Page) -> str:
 
 
 def _missing(library: str) -> FlockstepError:
-    return FlockstepError(f"pages need {library}: pip install 'flockstep[report]'")
+    return FlockstepError(f"pages need {library}: pip install {library}")
 
 
 def _asset(name: str) -> str:

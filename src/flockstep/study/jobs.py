@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import IO, Any
@@ -112,6 +113,9 @@ class Jobs:
         come. `tick` is called now and then.
         """
         waiting, single = deque(together), deque(alone)
+        self._give(waiting, single)
+        # While the jobs load torch, this process loads what verdicts need.
+        import_module("flockstep.study.comparisons")
         while waiting or single or self._busy:
             self._give(waiting, single)
             ready: list[Any] = wait([job.connection for job in self._busy], LOOK_SECONDS)
