@@ -58,7 +58,7 @@ def test_runs_by_the_wall_have_the_machine_for_themselves(tmp_path):
     sim, local = (outcome.values(cell, "test_loss") for cell in study.cells)
     assert sim == local  # a synchronous method: bit for bit
     clocks = {run.cell.label: record.config["clock"] for run, record in outcome.finished}
-    assert clocks == {"place=sim": "virtual", "place=local": "wall"}
+    assert clocks == {"sim": "virtual", "local": "wall"}
 
 
 SCRIPT = """

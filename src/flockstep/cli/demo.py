@@ -70,7 +70,7 @@ def demo_study(workers: int, processes: int, epochs: int, seeds: tuple[int, ...]
     return Study(
         "How do strategies of each kind compare on handwritten digits?",
         base={"task": TASK, "epochs": epochs},
-        axes={"workers": places, "strategy": {written(each): each for each in STRATEGIES}},
+        axes={"place": places, "strategy": {written(each): each for each in STRATEGIES}},
         seeds=seeds,
         name="flockstep-demo",
     )
@@ -93,7 +93,7 @@ def print_table(outcome: Outcome, epochs: int) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     previous = None
     for each in outcome.cells:
-        place = each.cell.labels["workers"]
+        place = each.cell.labels["place"]
         if previous not in (None, place):
             table.add_section()
         previous = place

@@ -51,14 +51,18 @@ class Cell:
     labels: Mapping[str, str]
     fields: Mapping[str, Any]
     varying: tuple[str, ...] = ()  # the names that tell cells apart
+    speaking: frozenset[str] = frozenset()  # those whose levels speak for themselves
 
     @property
     def label(self) -> str:
         """How people read it: `local_sgd(period=8)`, or `households=4, period=8`."""
         if not self.varying:
             return "the only cell"
-        parts = [_told(name, self.labels[name]) for name in self.varying]
-        return ", ".join(parts)
+        return ", ".join(map(self._told, self.varying))
+
+    def _told(self, name: str) -> str:
+        label = self.labels[name]
+        return label if name in self.speaking else f"{name}={label}"
 
     def spec(self, seed: int) -> RunSpec:
         """The run of one seed."""
@@ -66,11 +70,6 @@ class Cell:
             return RunSpec(**{**self.fields, "seed": seed})
         except FlockstepError as error:
             raise type(error)(f"cell {self.label}: {error}") from error
-
-
-def _told(name: str, label: str) -> str:
-    """A level with the name of its axis, unless it speaks for itself."""
-    return label if name in ("strategy", "task") else f"{name}={label}"
 
 
 def as_text(value: Any) -> str:
@@ -177,6 +176,9 @@ def cells_of(
     _check_names(axes, base, computed)
     left_out = [selected("exclude", levels, axes) for levels in exclude]
     varying = tuple(axis.names[0] for axis in axes if len(axis.levels) > 1)
+    # Names that a person gave to settings, and what is a name itself.
+    groups = {name for axis in axes for name in axis.names if name not in _set_by(axis)}
+    speaking = frozenset({"strategy", "task", *groups})
     cells = []
     for levels in itertools.product(*(axis.levels for axis in axes)):
         labels = {name: label for level in levels for name, label in level.labels.items()}
@@ -184,7 +186,7 @@ def cells_of(
             continue
         values = {name: value for level in levels for name, value in level.values.items()}
         names = _Names({**base, **values}, computed)
-        cells.append(Cell(labels, names.fields(), varying))
+        cells.append(Cell(labels, names.fields(), varying, speaking))
     return tuple(cells)
 
 

@@ -13,6 +13,7 @@ from flockstep.report.study.scale import (
     Rows,
     Scale,
     Trace,
+    category_axis,
 )
 from flockstep.study import (
     Outcome,
@@ -27,7 +28,8 @@ def heat_maps(outcome: Outcome) -> FigureView | None:
     axes = [axis for axis in study.all_axes if len(axis.levels) > 1]
     if len(axes) < 2:
         return None
-    down, across, *others = axes
+    others = axes[2:]
+    down, across = sorted(axes[:2], key=lambda axis: -len(axis.levels))  # rows have more room
     scale = Scale(outcome, study.metric)
     means = {tuple(sorted(each.cell.labels.items())): each for each in outcome.cells}
     contents = []
@@ -75,13 +77,7 @@ def _heat_map(
         "height": 200 + 42 * len(ys),
         "annotations": _cell_texts(xs, ys, rows, study.higher_is_better),
         "xaxis": {"title": {"text": across.names[0]}, "type": "category"},
-        "yaxis": {
-            "title": {"text": down.names[0]},
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": ys[::-1],
-            "automargin": True,
-        },
+        "yaxis": {"title": {"text": down.names[0]}, **category_axis(ys)},
     }
     table_rows = [[label, *row] for label, row in zip(ys, rows, strict=True)]
     columns = (down.names[0], *(f"{across.names[0]}={x}" for x in xs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from flockstep.study import Cell, Outcome, is_score
 
 MOST_CURVES = 10  # that are shown at once; others wait in the legend
+LINE_CHARACTERS = 30  # of a row's name
+BETWEEN = " − "  # the names of two cells
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
 
@@ -49,16 +52,32 @@ def clock_of(outcome: Outcome) -> str:
 
 def rows_layout(labels: Sequence[str], title: str) -> dict[str, Any]:
     """A figure with one row per label, the first on top."""
+    shown = [wrapped(label) for label in labels]
+    most_lines = max((text.count("<br>") + 1 for text in shown), default=1)
     return {
-        "height": 150 + 34 * len(labels),
+        "height": 150 + max(34, 6 + 13 * most_lines) * len(labels),
         "xaxis": {"title": {"text": title}},
-        "yaxis": {
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": [*labels][::-1],
-            "automargin": True,
-        },
+        "yaxis": category_axis(labels),
     }
+
+
+def category_axis(labels: Sequence[str]) -> dict[str, Any]:
+    """An axis of names from top to bottom, long ones on several lines."""
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": [*labels][::-1],
+        "tickmode": "array",
+        "tickvals": [*labels],
+        "ticktext": [wrapped(label) for label in labels],
+        "automargin": True,
+    }
+
+
+def wrapped(label: str) -> str:
+    """A label as plotly shows it, on lines that leave room for the figure on a phone."""
+    parts = label.split(BETWEEN)
+    return "<br>".join(line for part in parts for line in textwrap.wrap(part, LINE_CHARACTERS))
 
 
 def less_interesting(outcome: Outcome, cells: Sequence[Cell]) -> set[str]:

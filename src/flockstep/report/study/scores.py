@@ -9,6 +9,7 @@ import numpy as np
 
 from flockstep.report.page import FigureView, TableView, Variant
 from flockstep.report.study.scale import (
+    BETWEEN,
     DASHES,
     MOST_CURVES,
     SYMBOLS,
@@ -178,7 +179,7 @@ def differences(outcome: Outcome) -> FigureView | None:
 
 
 def _pair_label(each: Any) -> str:
-    return f"{each.cell} − {each.against}"
+    return f"{each.cell}{BETWEEN}{each.against}"
 
 
 def _count(known: Iterable[Any], finding: str) -> int:
