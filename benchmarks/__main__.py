@@ -25,6 +25,7 @@ from benchmarks import (
     on_torchrun,
     report,
     simulator,
+    studies,
     tracing,
 )
 from benchmarks.harness import Benchmark, Outcome, run
@@ -43,6 +44,7 @@ BENCHMARKS = tuple(
         on_ray,
         codec_speed,
         data_speed,
+        studies,
     )
     for benchmark in module.BENCHMARKS
 )

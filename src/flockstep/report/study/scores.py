@@ -149,7 +149,7 @@ def differences(outcome: Outcome) -> FigureView | None:
                 "marker": {"color": colour, "size": 10, "symbol": SYMBOLS[len(data)]},
             }
         )
-    layout = rows_layout(unique, f"difference in {scale.title.replace('(%)', '(points)')}")
+    layout = rows_layout(unique, "difference (points)" if scale.factor == 100 else "difference")
     layout["shapes"] = [_line_at(0.0)]
     if outcome.study.margin is not None:
         layout["shapes"].append(_band(outcome.study.margin * scale.factor))
