@@ -1,4 +1,4 @@
-"""Folders that are made on the way."""
+"""Folders that are made on the way, and files that are whole."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def empty_folders_removed(folder: Path) -> Iterator[None]:
         for each in new:  # the innermost first
             with suppress(OSError):  # one that holds something stays
                 each.rmdir()
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file: all of it, or nothing, and then what was there before stays."""
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def why_not(folder: Path) -> str | None:

@@ -135,7 +135,7 @@ def test_runs_that_missed_the_target_are_drawn_where_they_ended(outcome, figures
 def test_the_grid_has_a_figure_for_every_cell(outcome, figures):
     (content,) = figures["grid"].contents
     (trace,) = content.data
-    assert np.shape(trace["z"]) == (2, 3)
+    assert np.shape(trace["z"]) == (3, 2)  # the longer axis downwards
     assert len(content.layout["annotations"]) == 6
     assert trace["z"][0][0] == pytest.approx(100 * outcome.cells[0].mean)
 

@@ -50,6 +50,19 @@ def test_a_job_that_is_killed_loses_its_run_and_no_other(tmp_path, monkeypatch):
     assert {record.id for record in records if record.is_done} == {spec.id for spec in quick}
 
 
+def test_a_job_that_dies_with_nothing_to_do_is_replaced():
+    specs = [STUDY.cells[0].spec(seed) for seed in range(2)]
+    first, second = (Order(spec.id, spec) for spec in specs)
+    with study_jobs.Jobs(1) as jobs:
+        (record,) = jobs.run([first], [], lambda: None)
+        (idle,) = jobs._jobs
+        idle._process.kill()
+        idle._process.wait()
+        (again,) = jobs.run([second], [], lambda: None)
+    assert record.is_done
+    assert again.is_done
+
+
 def test_runs_by_the_wall_have_the_machine_for_themselves(tmp_path):
     places = {"sim": {"backend": "sim"}, "local": {"backend": "local"}}
     base = {**BASE, "strategy": "local_sgd(2)"}

@@ -36,6 +36,7 @@ from typing import Any, Literal, TypeAlias
 
 from flockstep.errors import FlockstepError, InvalidField
 from flockstep.fields import require, require_choice, require_integer, shown
+from flockstep.folders import write_whole
 from flockstep.units import shown_number
 
 Cell: TypeAlias = str | int | float | None
@@ -271,14 +272,9 @@ class Page:
 def write_page(page: Page, path: str | os.PathLike[str]) -> None:
     """Write the page to a file; all of it, or nothing."""
     html = render(page)
-    path = Path(path)
-    unfinished = path.with_name(path.name + ".part")
     try:
-        unfinished.write_text(html, encoding="utf-8", newline="\n")
-        unfinished.replace(path)
+        write_whole(Path(path), html)
     except OSError as error:
-        if unfinished.is_file():
-            unfinished.unlink()
         raise InvalidField(
             f"'path' must be a file that can be written (got {str(path)!r}: {error.strerror})"
         ) from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from flockstep.errors import FlockstepError, InvalidField
 from flockstep.fields import require
+from flockstep.folders import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,9 +33,7 @@ def save_figure(figure: Figure, path: Path, option: str) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=130)
     try:
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_bytes(drawn.getvalue())
-        unfinished.replace(path)
+        write_whole(path, drawn.getvalue())
     except OSError as error:
         raise InvalidField(
             f"{option!r} must be a file that can be written (got {str(path)!r}: {error.strerror})"

@@ -73,7 +73,7 @@ class Job:
 
     def why_it_died(self) -> str:
         """In words, when it has."""
-        code = self._process.wait(END_SECONDS)
+        code = self._ended()
         how = f"exit code {code}" if code >= 0 else f"{signal.Signals(-code).name}"
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip()[-LONGEST_TAIL:]
@@ -83,12 +83,16 @@ class Job:
         """End the process, in the middle of a run if need be."""
         self.connection.close()
         os.close(self._lifeline)
+        self._ended()
+        self._said.close()
+
+    def _ended(self) -> int:
+        """The exit code of a process that is about to end, and is ended if it does not."""
         try:
-            self._process.wait(END_SECONDS)
+            return self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        self._said.close()
+            return self._process.wait()
 
 
 class Jobs:
@@ -129,9 +133,19 @@ class Jobs:
 
     def _give(self, waiting: deque[Order], single: deque[Order]) -> None:
         while waiting and len(self._busy) < self._count:
-            self._free().take(waiting.popleft())
+            self._hand_over(waiting.popleft())
         if single and not self._busy:  # what is measured by the wall has all cores
-            self._free().take(single.popleft())
+            self._hand_over(single.popleft())
+
+    def _hand_over(self, order: Order) -> None:
+        while True:
+            job = self._free()
+            try:
+                job.take(order)
+                return
+            except OSError:  # it died with nothing to do
+                self._jobs.remove(job)
+                job.end()
 
     def _free(self) -> Job:
         for job in self._jobs:

@@ -14,7 +14,7 @@ from typing import Any
 from flockstep.backends import one_interrupt, usable_cores
 from flockstep.errors import InvalidField, RecordError
 from flockstep.fields import require, require_choice, require_flag, require_integer, require_path
-from flockstep.folders import empty_folders_removed, why_not
+from flockstep.folders import empty_folders_removed, why_not, write_whole
 from flockstep.study.cells import selected
 from flockstep.study.declaration import Study
 from flockstep.study.display import Display
@@ -133,10 +133,8 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _write_declaration(study: Study, folder: Path) -> None:
-    unfinished = folder / f"{DECLARATION}.part"
     try:
-        unfinished.write_text(study.to_toml(), encoding="utf-8")
-        unfinished.replace(folder / DECLARATION)
+        write_whole(folder / DECLARATION, study.to_toml())
     except OSError as error:
         reason = error.strerror
         raise RecordError(f"{str(folder / DECLARATION)!r} cannot be written: {reason}") from error

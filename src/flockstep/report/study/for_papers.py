@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flockstep.errors import InvalidField
+from flockstep.folders import write_whole
 from flockstep.report.page import TableView
 from flockstep.report.pictures import COLOUR, SECOND_COLOUR, new_figure, save_figure
 from flockstep.report.study.scale import Scale
@@ -69,12 +70,9 @@ def write_csv(outcome: Outcome, path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     """All of it, or nothing."""
-    unfinished = path.with_name(path.name + ".part")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise InvalidField(
             f"'report' must be a file that can be written (got {str(path)!r}: {error.strerror})"
         ) from error
