@@ -152,9 +152,10 @@ def test_help_shows_examples(flockstep):
     )
 
 
-@pytest.mark.cluster  # twenty seconds of programs
-def test_demo_compares_all_strategies_on_both_backends(flockstep):
-    done = flockstep("demo", "--epochs", "1", "--json")
+@pytest.mark.cluster  # half a minute of programs
+def test_demo_compares_all_strategies_on_both_backends(flockstep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it leaves a report
+    done = flockstep("demo", "--epochs", "1", "--seeds", "1", "--json")
     assert done.returncode == 0, done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(run["backend"], run["strategy"]) for run in runs] == [
@@ -162,7 +163,10 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
         for place in ("sim", "local")
         for strategy in (each.name for each in DEMO_STRATEGIES)
     ]
-    table = flockstep("demo", "--epochs", "1").stdout
+    table = flockstep("demo", "--epochs", "1", "--seeds", "2", "--report", "seen.html").stdout
+    assert "open seen.html" in table
+    assert "<title>" in (tmp_path / "seen.html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flockstep-demo.html", "seen.html"]
     assert "local_sgd(period=8)" in table
     assert "async_sgd(staleness_aware=true)" in table  # names are not broken at 80 columns
     heading = next(line for line in table.splitlines() if "strategy" in line)
@@ -176,6 +180,14 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep):
         "exchanges",
     ]
     assert "…" not in table  # nothing is cut off at 80 columns
+
+
+@pytest.mark.parametrize("strategy", DEMO_STRATEGIES, ids=lambda strategy: strategy.name)
+def test_no_method_of_the_demo_looks_broken_for_want_of_a_setting(strategy):
+    """Its simulated workers, and as many as it has processes."""
+    for workers in (8, 2):
+        accuracy = fs.run("digits-mlp", strategy, workers, epochs=10).metrics["test_accuracy"]
+        assert accuracy > (0.87 if strategy.name == "independent" else 0.92)
 
 
 @pytest.mark.parametrize(
