@@ -24,6 +24,7 @@ from flockstep.study import (
     LIMITS,
     Cell,
     CellSummary,
+    Comparison,
     Outcome,
     Record,
     printed_sample,
@@ -117,13 +118,16 @@ def _means(cells: Sequence[CellSummary], scale: Scale) -> Trace:
 
 def differences(outcome: Outcome) -> FigureView | None:
     """How far each cell is from its baseline, with the interval, and the margin."""
-    known = [each for each in outcome.comparisons if each.interval is not None]
+    by_pair: dict[str, Comparison] = {}  # a claim may be about a pair that is compared anyway
+    for each in outcome.comparisons:
+        if each.interval is not None:
+            by_pair.setdefault(_pair_label(each), each)
+    known = list(by_pair.values())
     if not known:
         return None
     scale = Scale(outcome, outcome.study.metric)
     colours = {"greater": "@0", "less": "@1", "equal": "@2", "open": "@muted"}
-    labels = [_pair_label(each) for each in known]
-    unique = list(dict.fromkeys(labels))
+    labels = list(by_pair)
     data: list[Trace] = []
     for finding, colour in colours.items():
         some = [
@@ -149,7 +153,7 @@ def differences(outcome: Outcome) -> FigureView | None:
                 "marker": {"color": colour, "size": 10, "symbol": SYMBOLS[len(data)]},
             }
         )
-    layout = rows_layout(unique, "difference (points)" if scale.factor == 100 else "difference")
+    layout = rows_layout(labels, "difference (points)" if scale.factor == 100 else "difference")
     layout["shapes"] = [_line_at(0.0)]
     if outcome.study.margin is not None:
         layout["shapes"].append(_band(outcome.study.margin * scale.factor))
@@ -178,7 +182,7 @@ def differences(outcome: Outcome) -> FigureView | None:
     )
 
 
-def _pair_label(each: Any) -> str:
+def _pair_label(each: Comparison) -> str:
     return f"{each.cell}{BETWEEN}{each.against}"
 
 
