@@ -19,36 +19,38 @@ from typing import TYPE_CHECKING, Any
 
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Published, Study
-from flockstep.study.figures import shown_figure, shown_p
+from flockstep.study.figures import shown_figure
+from flockstep.study.findings import (
+    AGREES,
+    BASELINE,
+    DISAGREES,
+    EQUAL,
+    GREATER,
+    HYPOTHESIS,
+    LESS,
+    OPEN,
+    OPPOSITE,
+    PUBLISHED,
+    TOO_FEW,
+    TOO_LITTLE,
+)
 from flockstep.study.metrics import LIMITS
+from flockstep.study.sides import Sides
 from flockstep.study.statistics import (
     Sample,
     Test,
     TimesToTarget,
-    detectable_difference,
-    difference_interval,
     effect_size,
-    equivalence_test,
     holm,
     log_rank_test,
     mean_test,
-    paired_detectable_difference,
-    paired_difference_interval,
-    paired_equivalence_test,
-    paired_test,
-    power_of_test,
-    probability_of_improvement,
-    runs_needed,
 )
 from flockstep.study.summaries import times_of
+from flockstep.study.wording import detail_of, headline_of, shown_difference
 
 if TYPE_CHECKING:
     from flockstep.study.outcome import Outcome
 
-BASELINE, HYPOTHESIS, PUBLISHED = "baseline", "hypothesis", "published"
-GREATER, LESS, EQUAL, OPEN, TOO_FEW = "greater", "less", "equal", "open", "too few runs"
-AGREES, DISAGREES, TOO_LITTLE = "agrees", "disagrees", "too little power"
-OPPOSITE = {"greater": "less", "less": "greater"}
 RULES = (
     "Each table is one family of tests: its p-values are corrected by Holm's method, so that the "
     "chance of any false alarm in a table is at most alpha.",
@@ -80,7 +82,8 @@ class Comparison:
         effect_size: Hedges' g. improvement: the probability that a run of the cell beats one of the
             other side.
         detectable: the difference that these n would have seen with a probability of 80 %.
-        power: the probability to see a difference as large as the margin, or the published one.
+        wanted, power: the margin, or the published difference, and the probability to see one as
+            large.
         finding: "greater", "less", "equal", "open" or "too few runs": of the cell's metric.
         verdict: of a claim, "agrees", "disagrees" or "too little power"; else the finding.
         headline, detail: all of it in words.
@@ -109,6 +112,7 @@ class Comparison:
     improvement: float | None = None
     detectable: float | None = None
     power: float | None = None
+    wanted: float | None = None
     finding: str = TOO_FEW
     verdict: str = TOO_FEW
     headline: str = ""
@@ -229,7 +233,7 @@ def _against_difference(
     knows_spread = one.deviation is not None and two.deviation is not None
     printed_p = mean_test(one, two).p if knows_spread else None
     about = {
-        "claim": f"published: {_shown(outcome, gap)}",
+        "claim": f"published: {shown_difference(outcome, gap)}",
         "source": figure.source,
         "published": gap,
         "printed_p": printed_p,
@@ -319,59 +323,34 @@ def _tested(
     pairs: Sequence[tuple[float, float]] = (),
 ) -> _Pair:
     study = outcome.study
-    one, two = [x for x, _ in pairs], [y for _, y in pairs]
-    can_pair = len(pairs) > 1
-    is_paired = study.test == "paired" and can_pair
+    sides = Sides(a, b, tuple(pairs), study.test == "paired" and len(pairs) > 1)
     expected = draft.expect if draft.expect in OPPOSITE else "two-sided"
     opposite = OPPOSITE.get(draft.expect, "two-sided")
+    # What it would be good to see: the published difference, or one that is just not to be ignored.
+    is_of_a_difference = draft.published is not None and draft.expect != EQUAL
+    wanted = abs(draft.published or 0.0) if is_of_a_difference else margin
 
-    def test(alternative: str) -> Test:
-        return paired_test(one, two, alternative) if is_paired else mean_test(a, b, alternative)
-
-    equivalence = None
-    if margin is not None:
-        equivalence = (
-            paired_equivalence_test(one, two, margin)
-            if is_paired
-            else equivalence_test(a, b, margin)
-        )
-    forward = test(expected)
-    wanted = abs(draft.published) if draft.published and draft.expect != EQUAL else margin
-    levels: dict[str, Any] = {"alpha": study.alpha, "alternative": expected}
-    has_both = b.values is not None
-    detectable, power = None, None
-    if not b.is_known_number:
-        detectable = (
-            paired_detectable_difference(one, two, **levels)
-            if is_paired
-            else detectable_difference(a, b, **levels)
-        )
-        power = None if not wanted else power_of_test(a, b, wanted, **levels)
     draft = dataclasses.replace(
         draft,
         means=(a.mean, b.mean),
         deviations=(a.deviation, b.deviation),
         difference=a.mean - b.mean,
-        interval=paired_difference_interval(one, two) if is_paired else difference_interval(a, b),
-        test=f"{forward.name}, {forward.alternative}",
-        paired_p=paired_test(one, two).p if can_pair else None,
+        interval=sides.interval(),
+        paired_p=sides.paired_p(),
         effect_size=effect_size(a, b),
-        improvement=_improvement(study, a, b) if has_both else None,
-        detectable=detectable,
-        power=power,
+        improvement=sides.improvement(study.higher_is_better),
+        detectable=sides.detectable(study.alpha, expected),
+        power=sides.power(wanted, study.alpha, expected),
+        wanted=wanted,
     )
-    needed = None
-    if wanted and has_both:
-        needed = runs_needed(a, b, wanted, **levels)
-    return _Pair(draft, forward, test(opposite), test("two-sided"), equivalence, needed)
-
-
-def _improvement(study: Study, a: Sample, b: Sample) -> float:
-    """The probability that a run of the first cell is better than one of the second."""
-    assert a.values is not None
-    assert b.values is not None
-    share = probability_of_improvement(a.values, b.values)
-    return share if study.higher_is_better else 1 - share
+    return _Pair(
+        draft,
+        forward=sides.test(expected),
+        backward=sides.test(opposite),
+        two_sided=sides.test("two-sided"),
+        equivalence=None if margin is None else sides.equivalence(margin),
+        needed=sides.runs_needed(wanted, study.alpha, expected),
+    )
 
 
 def _timed(
@@ -385,12 +364,7 @@ def _timed(
     forward = log_rank_test(a, b, expected)
     medians = (a.median, b.median)
     gap = None if a.median is None or b.median is None else a.median - b.median
-    draft = dataclasses.replace(
-        draft,
-        means=medians,
-        difference=gap,
-        test=f"{forward.name}, {forward.alternative}",
-    )
+    draft = dataclasses.replace(draft, means=medians, difference=gap)
     backward = log_rank_test(a, b, OPPOSITE.get(draft.expect, "two-sided"))
     return _Pair(draft, forward, backward, log_rank_test(a, b))
 
@@ -416,7 +390,8 @@ def _judged(outcome: Outcome, pairs: list[_Pair]) -> list[Comparison]:
 def _with_verdict(outcome: Outcome, pair: _Pair, ps: dict[str, float | None]) -> Comparison:
     draft, alpha = pair.draft, outcome.study.alpha
     if pair.forward is None:
-        return dataclasses.replace(draft, headline=f"{_sides(draft)}: {pair.missing}.")
+        headline = f"{draft.cell} against {draft.against}: {pair.missing}."
+        return dataclasses.replace(draft, headline=headline)
     decisive = pair.decisive
     assert decisive is not None
     finding = _finding(pair, ps, alpha)
@@ -431,7 +406,7 @@ def _with_verdict(outcome: Outcome, pair: _Pair, ps: dict[str, float | None]) ->
         verdict=verdict,
     )
     return dataclasses.replace(
-        told, headline=_headline(outcome, told), detail=_detail(outcome, told, pair.needed)
+        told, headline=headline_of(outcome, told), detail=detail_of(outcome, told, pair.needed)
     )
 
 
@@ -471,66 +446,3 @@ def _agreement(expect: str, finding: str) -> str:
     if finding == OPEN:
         return TOO_LITTLE
     return AGREES if finding == expect else DISAGREES
-
-
-# ---- Words
-
-
-def _sides(draft: Comparison) -> str:
-    return f"{draft.cell} against {draft.against}"
-
-
-def _headline(outcome: Outcome, told: Comparison) -> str:
-    """What is shown, in one sentence."""
-    margin = _shown(outcome, told.margin or 0.0, signed=False)
-    nothing = "no difference is shown"
-    if told.expect == EQUAL:
-        nothing = f"neither a difference nor equality within ±{margin} is shown"
-    what = {
-        GREATER: f"{told.cell} is {_than(outcome, True)} {told.against}",
-        LESS: f"{told.cell} is {_than(outcome, False)} {told.against}",
-        EQUAL: f"{told.cell} equals {told.against} within ±{margin}",
-        OPEN: f"{told.cell} against {told.against}: {nothing}",
-    }[told.finding]
-    gap = "" if told.difference is None else f" ({_shown(outcome, told.difference)})"
-    if told.family == BASELINE:
-        return f"{what}{gap}."
-    claim = told.claim or f"expected: {told.cell} {_expected(told)} {told.against}"
-    return f"{claim[:1].upper()}{claim[1:]}: {told.verdict}. Here {what}{gap}."
-
-
-def _detail(outcome: Outcome, told: Comparison, needed: int | None) -> str:
-    """How sure that is, and what would make it surer."""
-    n = f"n = {told.n[0]} and {told.n[1]}"
-    interval = ""
-    if told.interval is not None:
-        low, high = (_shown(outcome, each) for each in told.interval)
-        interval = f"95 % interval {low} to {high}; "
-    how = f"{told.test}: p = {shown_p(told.p)}, corrected {shown_p(told.corrected_p)}"
-    sentences = [f"{interval}{how}; {n}."]
-    if told.finding == OPEN and told.detectable:
-        seen = _shown(outcome, told.detectable, signed=False)
-        sentences.append(f"These n would have seen {seen} with a probability of 80 %.")
-    if told.verdict == TOO_LITTLE and needed:
-        wanted = abs(told.published) if told.published and told.expect != EQUAL else told.margin
-        size = _shown(outcome, wanted or 0, signed=False)
-        sentences.append(f"To see {size}, about {needed} runs on each side are needed.")
-    return " ".join(sentences)
-
-
-def _expected(told: Comparison) -> str:
-    return {EQUAL: "equal to", GREATER: "greater than", LESS: "less than"}[told.expect]
-
-
-def _than(outcome: Outcome, is_greater: bool) -> str:
-    better = is_greater == outcome.study.higher_is_better
-    name = outcome.study.metric
-    if name in LIMITS or name in ("seconds", "wall_seconds"):
-        return "slower than" if is_greater else "faster than"
-    return "better than" if better else "worse than"
-
-
-def _shown(outcome: Outcome, difference: float, signed: bool = True) -> str:
-    """A difference as people read it."""
-    metric, is_percent = outcome.study.metric, outcome.is_percent
-    return shown_figure(difference, metric, is_percent, is_difference=True, signed=signed)
