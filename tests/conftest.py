@@ -29,6 +29,10 @@ from flockstep.cli import main
 
 Launch = Callable[..., list[Any]]
 
+# Some virtual machines offer AMX and then refuse it: torch would end in an illegal instruction as
+# soon as it multiplies in half precision. It reads this before its first such operation.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # There is one process of tests per core: with more threads they wait for each other.
     torch.set_num_threads(1)

@@ -131,7 +131,7 @@ def test_list_names_everything(flockstep):
     listed = json.loads(flockstep("list", "--json").stdout)
     assert set(listed) == {
         "strategies", "codecs", "tasks", "datasets", "assignments", "schedules", "optimizers",
-        "backends", "networks",
+        "backends", "networks", "studies",
     }  # fmt: skip
     assert {usage.split()[0] for usage in listed["strategies"]} == {
         "sync_sgd", "independent", "best_only", "local_sgd", "post_local_sgd", "adacomm",

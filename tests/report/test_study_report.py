@@ -188,6 +188,31 @@ def test_many_cells_wait_in_the_legend():
     assert shown == ["workers=2", *(f"workers={count}" for count in range(18, 27))]
 
 
+def test_a_cell_that_is_left_out_is_unsolved_in_a_profile():
+    study = made_up_study(
+        base={"workers": 4, "epochs": 2},
+        axes={"task": ["digits-mlp", "digits-cnn"], "strategy": NAMES},
+        exclude=[{"task": "digits-cnn", "strategy": NOSYNC}],
+        seeds=2,
+    )
+    outcome = made_up_outcome(study, lambda labels, seed: 0.9 + 0.01 * seed)
+    figures = {each.key: each for some in all_figures(outcome).values() for each in some}
+    shares = {trace["name"]: trace["y"][-1] for trace in figures["profiles"].data}
+    assert shares == {SYNC: 100, LOCAL: 100, NOSYNC: 50}
+
+
+def test_names_are_no_markup(capsys):
+    from rich.console import Console
+
+    from flockstep.report import cells_table
+
+    axes = {"strategy": {"[/b] mine": "sync_sgd", "[red]": "gosgd"}}
+    outcome = made_up_outcome(made_up_study(question="[/i] which?", axes=axes), lambda *_: 0.9)
+    Console().print(cells_table(outcome))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("[/b] mine", "[red]", "[/i] which?"))
+
+
 def test_the_pareto_front_has_whom_nobody_beats():
     points = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8), (1.0, 0.4), (9.0, 0.95)]
     assert pareto_front(points) == [0, 1, 4]

@@ -53,7 +53,7 @@ def test_nothing_shown_is_told_with_the_difference_that_could_have_been_seen():
     assert told.verdict == "open"
     assert told.detectable > 0.02
     assert "no difference is shown" in told.words
-    assert "with a probability of 80 %" in told.words
+    assert "would have seen" in told.words
 
 
 def test_one_run_says_nothing():
@@ -152,6 +152,35 @@ def test_runs_that_do_not_start_alike_are_not_paired():
     assert told.test == "Welch, two-sided"
 
 
+def test_of_pairs_only_runs_with_a_partner_have_a_say():
+    """The runs without one would turn the sign."""
+    study = made_up_study(axes=TWO, test="paired", seeds=8)
+
+    def score(labels, seed):
+        if labels["strategy"] == SYNC:
+            return None if seed >= 4 else 0.9 + 0.001 * seed
+        return 0.901 + 0.001 * seed + 0.00001 * (seed % 2) if seed < 4 else 0.5
+
+    (told,) = made_up_outcome(study, score).comparisons
+    assert told.n == (4, 4)
+    assert told.verdict == "greater"
+    assert told.difference == pytest.approx(0.001, abs=1e-4)
+    assert told.interval[0] < told.difference < told.interval[1]
+
+
+def test_a_directed_claim_under_the_null_is_rarely_shown_either_way():
+    hypotheses = [{**HYPOTHESIS, "expect": "less"}]
+    study = made_up_study(axes=TWO, hypotheses=hypotheses)
+    verdicts = []
+    for seed in range(300):
+        outcome = made_up_outcome(
+            study, normal_scores({SYNC: 0.9, LOCAL: 0.9}, 0.01, seed), looks=1
+        )
+        verdicts.append(outcome.comparisons[1].verdict)
+    assert verdicts.count("agrees") <= 0.09 * 300  # at alpha, and chance
+    assert verdicts.count("disagrees") <= 0.055 * 300  # at half of it
+
+
 # ---- Published figures
 
 
@@ -218,6 +247,56 @@ def test_without_a_declared_target_it_is_the_lowest_mean():
     outcome = outcome_of({SYNC: 0.9, LOCAL: 0.8}, axes=TWO, deviation=0.0)
     assert outcome.target == pytest.approx(0.8)
     assert outcome_of({SYNC: 0.9, LOCAL: 0.8}, axes=TWO, target=0.7).target == 0.7
+
+
+def test_a_target_is_declared_once():
+    base = {"task": "digits-mlp", "workers": 2, "target": 0.5}
+    with pytest.raises(fs.InvalidField, match="'target' must be given once"):
+        made_up_study(base=base, target=0.6)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (published(82, 75) | {"published_by": "value"}, "'margin' must be given: how near"),
+        (published(82, 82), "'margin' must be given where published figures are equal"),
+        (published(82, 75) | {"metric": "steps_to_target"}, "'metric' must be one that has a mean"),
+        (
+            {"axes": TWO, "published": [{"cell": {"strategy": LOCAL}, "mean": 1}]},
+            "'published' must have a figure of the baseline, sync_sgd",
+        ),
+        (
+            {"axes": TWO, "published": [{"cell": {"strategy": SYNC}, "mean": 1}] * 2},
+            "'published' must have one figure of sync_sgd",
+        ),
+        (
+            {
+                "axes": TWO,
+                "metric": "seconds_to_target",
+                "margin": 1.0,
+                "hypotheses": [{"cell": {"strategy": LOCAL}, "expect": "equal"}],
+            },
+            "hypothesis 1: 'expect' must be a direction",
+        ),
+        ({"alpha": 0.6}, "'alpha' must be above 0 and below 0.5"),
+    ],
+)
+def test_what_could_get_no_verdict_is_refused(declared, message):
+    with pytest.raises(fs.InvalidField, match=message):
+        made_up_study(**declared)
+
+
+@pytest.mark.parametrize("metric", ["seconds_to_target", "bytes_sent", "test_loss"])
+def test_tuning_goes_by_validation_whatever_is_compared(metric):
+    """Of equal bytes, or of seconds to a target, the rate with the better curve is picked."""
+    study = made_up_study(axes=TWO, tune={"lr": [0.01, 0.1]}, metric=metric, target=0.6)
+
+    def score(labels, seed):
+        return 0.9 if labels.get("lr") in (None, "0.1") else 0.5
+
+    picks = made_up_outcome(study, score).picks
+    wanted = 0.01 if metric == "test_loss" else 0.1  # made-up losses are equal: the lower rate
+    assert {pick.lr for pick in picks.values()} == {wanted}
 
 
 def test_the_table_of_comparisons_has_a_column_for_each_figure():

@@ -49,6 +49,11 @@ n = 5
 unit = "%"
 source = "Table 5"
 
+[[published]]
+cell = { shards = "disjoint", period = 8, households = 4 }
+mean = 90.5
+unit = "%"
+
 [full]
 seeds = 10
 [full.base]
@@ -157,9 +162,34 @@ def test_a_budget_is_the_same_for_all(budget, field, value):
     assert getattr(spec_of_cell(study, study.cells[0], 0), field) == value
 
 
+def test_zipped_lists_with_repeats_are_cells_of_their_own():
+    zipped = [{"lr": [0.1, 0.1, 0.2], "batch_size": [8, 16, 8]}]
+    base = {"task": "digits-mlp", "strategy": "sync_sgd"}
+    study = fs.Study("?", base=base, zipped=zipped, baseline={"lr": 0.2})
+    labels = [cell.label for cell in study.cells]
+    assert labels == ["lr=0.1, batch_size=8", "lr=0.1, batch_size=16", "lr=0.2, batch_size=8"]
+    runs = planned_runs(study.replace(seeds=1), {})
+    assert [run.spec.batch_size for run in runs] == [8, 16, 8]
+    assert len({run.id for run in runs}) == 3
+    assert study.partner(study.cells[1], study.baseline_levels) is study.cells[2]
+    with pytest.raises(fs.InvalidField, match="'zipped 1' must have no row twice"):
+        fs.Study("?", base=base, zipped=[{"lr": [0.1, 0.1], "batch_size": [8, 8]}])
+
+
+def test_a_number_is_a_level_however_it_is_written():
+    base = {"task": "digits-mlp", "strategy": "sync_sgd"}
+    study = fs.Study("?", base=base, axes={"lr": [1.0, 0.5]}, baseline={"lr": 1})
+    assert study.baseline_levels == {"lr": "1.0"}
+
+
+def test_fewer_and_more_seeds_are_the_first_and_the_next(overlap):
+    assert overlap.with_seeds(1).seed_list == (3,)
+    assert overlap.with_seeds(4).seed_list == (3, 5, 6, 7)
+
+
 def test_the_baseline_is_the_first_strategy_unless_told(overlap):
     assert overlap.baseline_levels == {"shards": "disjoint"}
-    study = overlap.replace(baseline=None, hypotheses=())
+    study = overlap.replace(baseline=None, hypotheses=(), published=())
     assert study.baseline_levels == {"period": "8"}
     axes = {"workers": [2, 4], "strategy": ["sync_sgd", "gosgd"]}
     study = fs.Study("?", base={"task": "digits-mlp"}, axes=axes)

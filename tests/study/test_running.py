@@ -4,6 +4,7 @@ this process; `test_jobs.py` has the processes that carry them out elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 
 import pytest
@@ -199,9 +200,44 @@ def test_a_task_of_a_script_is_compared_but_not_kept(here, tmp_path):
     outcome = fs.compare(task, [fs.SyncSGD(), fs.Independent()], seeds=2, workers=2, epochs=2)
     assert len(outcome.table()) == 4
     assert len({run.id for run in outcome.runs}) == 4
-    with pytest.raises(fs.SpecError, match="task 'mine' was made in a script"):
+    other = dataclasses.replace(task, test=(x, 1 - y))
+    study = fs.Study(
+        "?", base={"strategy": "sync_sgd", "epochs": 2}, axes={"task": {"a": task, "b": other}}
+    )
+    a, b = study.replace(seeds=1).run().table()["test_accuracy"]
+    assert a == pytest.approx(1 - b)  # two tasks, though they have one name
+    with pytest.raises(fs.SpecError, match="task 'mine' cannot be written as text"):
         fs.compare(task, [fs.SyncSGD(), fs.Independent()], seeds=2, folder=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_strategy_of_a_script_is_compared(here):
+    @dataclasses.dataclass(frozen=True)
+    class Own(fs.Strategy):
+        name = "own"
+
+    outcome = fs.compare("digits-mlp", [fs.SyncSGD(), Own()], seeds=2, workers=2, steps=3)
+    assert len(outcome.table()) == 4
+
+
+def test_a_report_that_cannot_be_drawn_for_now_stops_no_run(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "REPORT_SECONDS", 0.0)
+
+    def write(outcome, path):
+        if outcome.is_running:
+            raise ZeroDivisionError("nothing yet")
+
+    monkeypatch.setattr(running, "write_report", write)
+    with pytest.warns(UserWarning, match="no report for now: ZeroDivisionError: nothing yet"):
+        outcome = STUDY.run(folder=tmp_path, report=tmp_path / "report.html")
+    assert len(outcome.table()) == 4
+
+
+def test_failed_tries_are_no_failures(here, tmp_path):
+    outcome = STUDY.replace(tune={"lr": [0.1, 1e30]}).run(folder=tmp_path)
+    assert outcome.failures == []
+    assert len(outcome.failed_tries) == 2
+    assert {pick.lr for pick in outcome.picks.values()} == {0.1}
 
 
 def test_compare_takes_names_and_texts_and_fields_of_a_run(here):

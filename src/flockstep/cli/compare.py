@@ -39,7 +39,12 @@ def _shared_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="Give each strategy these learning rates: 0.01,0.03,0.1, or LOW:HIGH:TRIES.",
 )
 @_shared_flags
+@click.option("--test", type=click.Choice(["welch", "paired"]), default="welch", show_default=True)
 @click.option("--jobs", type=int, help="Runs side by side.  [default: one per core]")
+@click.option(
+    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where."
+)
+@click.option("--retry-failed", is_flag=True, help="Try runs again that failed before.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -60,7 +65,10 @@ def compare(
     metric: str,
     margin: float | None,
     tune: str | None,
+    test: str,
     jobs: int | None,
+    on: str,
+    retry_failed: bool,
     out: Path | None,
     report: Path | None,
     for_machines: bool,
@@ -85,12 +93,21 @@ def compare(
             fields[name] = read_value(f"--{name.replace('_', '-')}", text, HINTS[name])
     rates = None if tune is None else read_rates(tune)
     study = comparison(
-        task, strategies, seeds=seeds, tune=rates, metric=metric, margin=margin, **fields
+        task,
+        strategies,
+        seeds=seeds,
+        tune=rates,
+        metric=metric,
+        margin=margin,
+        test=test,
+        **fields,
     )
     outcome = run_study(
         study,
         out,
         jobs=jobs,
+        on=on,
+        retry_failed=retry_failed,
         progress=None if sys.stderr.isatty() else not for_machines,
         report=report,
     )

@@ -18,6 +18,7 @@ from flockstep.cli.commands import json_option
 from flockstep.cli.inspect import summary
 from flockstep.codecs import CODECS
 from flockstep.data import ASSIGNMENTS, DATASETS
+from flockstep.errors import FlockstepError
 from flockstep.fields import require_name
 from flockstep.launch import BACKENDS
 from flockstep.network import PRESETS
@@ -25,7 +26,7 @@ from flockstep.notation import written
 from flockstep.optimizers import NEEDED, OPTIMIZERS, fields_of
 from flockstep.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES
-from flockstep.study import Study, load_outcome
+from flockstep.study import DECLARATION, Study, default_folder, load_outcome
 from flockstep.tasks import TASKS
 from flockstep.units import shown_seconds, shown_speed
 
@@ -62,7 +63,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
         }
         for name, link in PRESETS.items()
     },
-    "studies": lambda: {path.stem: _study(path) for path in sorted(Path("studies").glob("*.toml"))},
+    "studies": lambda: {path.stem: _study(path) for path in _declared()},
 }
 # What else can be said in place of a name.
 ALSO = {
@@ -71,16 +72,23 @@ ALSO = {
 }
 
 
+def _declared() -> list[Path]:
+    return sorted(Path("studies").glob("*.toml"))
+
+
 def _study(path: Path) -> Rows:
     """A declared study, and what its records say, as far as there are some."""
-    study = Study.from_toml(path)
+    try:
+        study = Study.from_toml(path)
+    except FlockstepError as error:  # the others are to be listed all the same
+        return {"question": str(error), "published": "", "verdict": "–", "n": 0, "date": ""}
     sources = [each.source for each in study.claims] + [each.source for each in study.printed]
-    folder = path.parent / "results" / study.name
+    folder = default_folder(study)
     row: Rows = {
         "question": study.question,
         "published": "; ".join(dict.fromkeys(filter(None, sources))),
     }
-    if not (folder / "study.toml").exists():
+    if folder is None or not (folder / DECLARATION).exists():
         return row | {"verdict": "not run", "n": 0, "date": ""}
     outcome = load_outcome(folder)
     verdicts = Counter(each.verdict for each in outcome.comparisons)
@@ -170,7 +178,10 @@ def list_names(what: str | None, for_machines: bool) -> None:
     """
     if what is not None:
         require_name("list", what, TABLES)
-    chosen = {name: rows() for name, rows in TABLES.items() if what in (None, name)}
+    chosen = {name: rows() for name, rows in TABLES.items() if name == what}
+    if what is None:  # of studies no more than their names: records may be many
+        rest = {name: rows() for name, rows in TABLES.items() if name != "studies"}
+        chosen = {**rest, "studies": {path.stem: "" for path in _declared()}}
     if for_machines:
         click.echo(json.dumps(chosen))
         return

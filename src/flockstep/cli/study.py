@@ -13,6 +13,7 @@ from rich.console import Console
 from flockstep.backends import usable_cores
 from flockstep.cli.commands import json_option
 from flockstep.errors import InvalidField
+from flockstep.fields import require_integer
 from flockstep.report import cells_table, planned_table, verdict_lines
 from flockstep.result import as_json
 from flockstep.study import Outcome, Study, default_folder, planned, run_study
@@ -82,8 +83,10 @@ def study(
     if full:
         declared = declared.at_full_scale()
     if seeds is not None:
-        declared = declared.replace(seeds=seeds)
+        declared = declared.with_seeds(seeds)
     levels = read_levels(only)
+    if jobs is not None:
+        require_integer("--jobs", jobs, 1)
     folder = out or default_folder(declared)
     if dry_run:
         _list(declared, folder, levels, jobs, for_machines)
@@ -113,6 +116,8 @@ def read_levels(texts: Sequence[str]) -> dict[str, str] | None:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidField(f"'--only' must be AXIS=VALUE (got {text!r})")
+        if name in levels:
+            raise InvalidField(f"'--only {name}' must not be given twice (got {text!r})")
         levels[name] = value
     return levels or None
 
@@ -153,6 +158,8 @@ def outcome_as_table(outcome: Outcome) -> dict[str, Any]:
         "picks": {
             label: {
                 "lr": pick.lr,
+                "tries": pick.tries,
+                "wall_seconds": pick.wall_seconds,
                 "scores": {f"{rate:g}": score for rate, score in pick.scores.items()},
             }
             for label, pick in outcome.picks.items()

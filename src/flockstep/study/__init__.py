@@ -14,8 +14,9 @@ from flockstep.study.declaration import Hypothesis, Published, Study
 from flockstep.study.figures import shown_duration, shown_figure, shown_p
 from flockstep.study.formats import FORMATS, require_report_path
 from flockstep.study.metrics import LIMITS, is_score, value_of
-from flockstep.study.outcome import Outcome, load_outcome
+from flockstep.study.outcome import DECLARATION, Outcome, load_outcome
 from flockstep.study.plan import Plan, planned
+from flockstep.study.planning import score_to_pick_by
 from flockstep.study.records import Record, load_records
 from flockstep.study.running import default_folder, run_study
 from flockstep.study.tuning import Pick, Tuning
@@ -37,6 +38,7 @@ _LATER = {
 }
 
 __all__ = [
+    "DECLARATION",
     "FORMATS",
     "LIMITS",
     "RULES",
@@ -62,6 +64,7 @@ __all__ = [
     "printed_sample",
     "require_report_path",
     "run_study",
+    "score_to_pick_by",
     "shown_duration",
     "shown_figure",
     "shown_p",

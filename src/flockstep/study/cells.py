@@ -38,6 +38,16 @@ class Axis:
     names: tuple[str, ...]
     levels: tuple[Level, ...]
 
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """The names that tell its levels apart: the first, if it does."""
+        first = [level.labels[self.names[0]] for level in self.levels]
+        return self.names[:1] if len({*first}) == len(first) else self.names
+
+    def label(self, level: Level) -> str:
+        """How a level is called on this axis."""
+        return ", ".join(level.labels[name] for name in self.telling)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -127,6 +137,8 @@ def _zipped_axis(number: int, table: Any) -> Axis:
         )
         for row in zip(*table.values(), strict=True)
     ]
+    rows = [tuple(level.labels.values()) for level in levels]
+    require(len({*rows}) == len(rows), field, "have no row twice", rows)
     return Axis(names, tuple(levels))
 
 
@@ -153,9 +165,19 @@ def selected(field: str, levels: Any, axes: Iterable[Axis]) -> dict[str, str]:
     for name, label in found.items():
         if name not in known:
             raise unknown_name(f"axis in '{field}'", name, known)
-        if label not in known[name]:
+        found[name] = _known_level(label, known[name])
+        if found[name] not in known[name]:
             raise unknown_name(f"level of {name} in '{field}'", label, known[name])
     return found
+
+
+def _known_level(label: str, known: Sequence[str]) -> str:
+    """The level that is meant: 1 is 1.0, too."""
+    try:
+        same = [each for each in known if float(each) == float(label)]
+    except ValueError:  # one of them is no number
+        same = []
+    return same[0] if same and label not in known else label
 
 
 def matching(cells: Iterable[Cell], levels: Mapping[str, str]) -> list[Cell]:
@@ -175,7 +197,7 @@ def cells_of(
     """Every combination but those that are left out."""
     _check_names(axes, base, computed)
     left_out = [selected("exclude", levels, axes) for levels in exclude]
-    varying = tuple(axis.names[0] for axis in axes if len(axis.levels) > 1)
+    varying = tuple(name for axis in axes if len(axis.levels) > 1 for name in axis.telling)
     # Names that a person gave to settings, and what is a name itself.
     groups = {name for axis in axes for name in axis.names if name not in _set_by(axis)}
     speaking = frozenset({"strategy", "task", *groups})

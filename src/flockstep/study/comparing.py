@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flockstep.errors import unknown_name
+from flockstep.errors import SpecError, unknown_name
 from flockstep.fields import require
 from flockstep.notation import as_spec, written
 from flockstep.strategies import Strategy
@@ -30,6 +30,7 @@ def compare(
     folder: str | Path | None = None,
     jobs: int | None = None,
     on: str = "here",
+    retry_failed: bool = False,
     progress: bool | None = None,
     report: str | Path | None = None,
     **fields: Any,
@@ -37,10 +38,10 @@ def compare(
     """Train `task` with each strategy and each seed, and compare them with the first.
 
     `strategies` may be a table that names them. `tune` gives each the same learning rates, a list
-    or an `fs.Tuning`, and picks by validation. `folder`, `jobs`, `on`, `progress` and `report` are
-    those of `fs.run_study`. All other arguments are fields of an `fs.RunSpec`, such as `workers`,
-    `epochs` and `network`, or `metric`, `direction`, `margin`, `test`, `alpha` and `budget` of an
-    `fs.Study`.
+    or an `fs.Tuning`, and picks by validation. `folder`, `jobs`, `on`, `retry_failed`, `progress`
+    and `report` are those of `fs.run_study`. All other arguments are fields of an `fs.RunSpec`,
+    such as `workers`, `epochs` and `network`, or `metric`, `direction`, `margin`, `test`, `alpha`
+    and `budget` of an `fs.Study`.
 
     Example:
         outcome = fs.compare("digits-mlp", [fs.SyncSGD(), fs.LocalSGD(8), fs.NoSync(0.1)],
@@ -48,7 +49,15 @@ def compare(
         print(outcome)
     """
     study = comparison(task, strategies, seeds=seeds, tune=tune, **fields)
-    return run_study(study, folder, jobs=jobs, on=on, progress=progress, report=report)
+    return run_study(
+        study,
+        folder,
+        jobs=jobs,
+        on=on,
+        retry_failed=retry_failed,
+        progress=progress,
+        report=report,
+    )
 
 
 def comparison(
@@ -95,8 +104,6 @@ def _named(
 
 def _label(strategy: Strategy[Any]) -> str:
     """As the command line has it; a strategy of a script by its own words."""
-    from flockstep.errors import SpecError
-
     try:
         return written(strategy)
     except SpecError:

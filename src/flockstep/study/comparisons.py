@@ -52,17 +52,20 @@ if TYPE_CHECKING:
     from flockstep.study.outcome import Outcome
 
 RULES = (
-    "Each table is one family of tests: its p-values are corrected by Holm's method, so that the "
-    "chance of any false alarm in a table is at most alpha.",
+    "Each table is one family of tests: the p-values of what is expected in its rows are corrected "
+    "together by Holm's method, so that the chance that any of them is shown falsely is at most "
+    "alpha. Tests of what was not expected are corrected among themselves in the same way.",
     "A difference is shown where the corrected p is below alpha. Two cells are equal where two "
     "one-sided tests (TOST) show, corrected in the same way, that they differ by less than the "
     "declared margin. Otherwise it is open, and the difference is told that these n would have "
-    "seen with a probability of 80 %.",
-    "A claim agrees where what it expects is shown. It disagrees where the opposite difference is "
-    "shown, or equality in place of a difference, or a difference in place of equality. Otherwise "
-    "there was too little power.",
-    "A published figure is a claim, too: that its cell differs from the baseline as the published "
-    "means do, or is equal to it where these differ by no more than the margin.",
+    "seen in a single test with a probability of 80 %.",
+    "A claim of a direction is tested one-sided. It agrees where it is shown; it disagrees where a "
+    "two-sided test shows the opposite, or equality is shown. A claim of equality agrees where "
+    "equality is shown, and disagrees where a two-sided test shows a difference. Otherwise there "
+    "was too little power.",
+    "A published figure is a claim, too. By difference: that its cell differs from the baseline in "
+    "the direction in which the published means do, or is equal to it where these differ by no "
+    "more than the margin. By value: that the mean here equals the printed one within the margin.",
 )
 
 
@@ -152,7 +155,6 @@ class _Pair:
 
     draft: Comparison
     forward: Test | None = None  # of what is expected, or two-sided
-    backward: Test | None = None  # of the opposite
     two_sided: Test | None = None
     equivalence: Test | None = None
     needed: int | None = None  # runs per side to see the published difference
@@ -323,9 +325,12 @@ def _tested(
     pairs: Sequence[tuple[float, float]] = (),
 ) -> _Pair:
     study = outcome.study
-    sides = Sides(a, b, tuple(pairs), study.test == "paired" and len(pairs) > 1)
+    is_paired = study.test == "paired" and len(pairs) > 1
+    if is_paired:  # runs without a partner have no say
+        a, b = Sample.of(x for x, _ in pairs), Sample.of(y for _, y in pairs)
+        draft = dataclasses.replace(draft, n=(a.n, b.n))
+    sides = Sides(a, b, tuple(pairs), is_paired)
     expected = draft.expect if draft.expect in OPPOSITE else "two-sided"
-    opposite = OPPOSITE.get(draft.expect, "two-sided")
     # What it would be good to see: the published difference, or one that is just not to be ignored.
     is_of_a_difference = draft.published is not None and draft.expect != EQUAL
     wanted = abs(draft.published or 0.0) if is_of_a_difference else margin
@@ -346,7 +351,6 @@ def _tested(
     return _Pair(
         draft,
         forward=sides.test(expected),
-        backward=sides.test(opposite),
         two_sided=sides.test("two-sided"),
         equivalence=None if margin is None else sides.equivalence(margin),
         needed=sides.runs_needed(wanted, study.alpha, expected),
@@ -365,8 +369,7 @@ def _timed(
     medians = (a.median, b.median)
     gap = None if a.median is None or b.median is None else a.median - b.median
     draft = dataclasses.replace(draft, means=medians, difference=gap)
-    backward = log_rank_test(a, b, OPPOSITE.get(draft.expect, "two-sided"))
-    return _Pair(draft, forward, backward, log_rank_test(a, b))
+    return _Pair(draft, forward, two_sided=log_rank_test(a, b))
 
 
 # ---- Judging
@@ -377,7 +380,7 @@ def _judged(outcome: Outcome, pairs: list[_Pair]) -> list[Comparison]:
     tested = [pair for pair in pairs if pair.forward is not None]
     corrected = {
         name: dict(zip(map(id, some), holm([getattr(each, name).p for each in some]), strict=True))
-        for name in ("decisive", "backward", "two_sided", "equivalence")
+        for name in ("decisive", "two_sided", "equivalence")
         if (some := [each for each in tested if getattr(each, name) is not None])
     }
     done = []
@@ -424,20 +427,15 @@ def _finding(pair: _Pair, ps: dict[str, float | None], alpha: float) -> str:
         return EQUAL
     if expect in OPPOSITE and shown("decisive"):
         return expect
-    if expect in OPPOSITE and shown("backward"):
-        return OPPOSITE[expect]
-    if expect not in OPPOSITE and shown("two_sided"):
+    if shown("two_sided") and _sign(pair) != expect:
         return _sign(pair)
     return EQUAL if shown("equivalence") else OPEN
 
 
 def _sign(pair: _Pair) -> str:
-    """Which way a two-sided difference goes. Where medians do not tell, the test's statistic
-    does: of two log-rank tests the one that says more.
+    """Which way a difference goes, by the test itself: of costs to a target, medians may be
+    unknown, or say otherwise.
     """
-    gap = pair.draft.difference
-    if gap:
-        return GREATER if gap > 0 else LESS
     assert pair.two_sided is not None
     return LESS if pair.two_sided.statistic < 0 else GREATER
 

@@ -30,7 +30,7 @@ from flockstep.study.cells import (
     matching,
     selected,
 )
-from flockstep.study.metrics import default_direction, require_metric
+from flockstep.study.metrics import LIMITS, default_direction, require_metric
 from flockstep.study.tuning import Tuning
 from flockstep.tasks import Task
 
@@ -107,7 +107,7 @@ class Published:
         if self.deviation is not None:
             require_number("deviation", self.deviation, at_least=0, finite=True)
         if self.n is not None:
-            require_integer("n", self.n, 1)
+            require_integer("n", self.n, 1 if self.deviation is None else 2)
         require_choice("unit", self.unit, UNITS)
 
     def in_our_unit(self, value: float) -> float:
@@ -232,14 +232,16 @@ class Study:
         return dataclasses.replace(self, **changes)
 
     def at_full_scale(self) -> Study:
-        """The study with the settings of `full`: tables are merged, all else is replaced."""
+        """The study with the settings of `full`: base, axes and computed values are merged, all
+        else is replaced.
+        """
         require(bool(self.full), "full", "be in the study", None)
         table = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         for name, value in self.full.items():
             if name not in table or name in ("full", "name", "path"):
                 known = set(table) - {"full", "name", "path"}
                 raise unknown_name("field of [full]", name, known)
-            merges = isinstance(value, Mapping) and isinstance(table[name], Mapping)
+            merges = name in ("base", "axes", "computed") and isinstance(value, Mapping)
             table[name] = {**table[name], **value} if merges else value
         return Study(**table | {"full": {}, "name": f"{self.name}-full"})
 
@@ -249,6 +251,13 @@ class Study:
     def seed_list(self) -> tuple[int, ...]:
         seeds = self.seeds
         return tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+
+    def with_seeds(self, count: int) -> Study:
+        """The same study with so many seeds: the first of its own, and more behind them."""
+        require_integer("seeds", count, 1)
+        own = self.seed_list
+        more = range(max(own) + 1, max(own) + 1 + max(0, count - len(own)))
+        return self.replace(seeds=(*own[:count], *more))
 
     @property
     def claims(self) -> tuple[Hypothesis, ...]:
@@ -290,7 +299,10 @@ class Study:
 
     def partner(self, cell: Cell, levels: Mapping[str, str]) -> Cell | None:
         """The cell that has these levels instead, and is as `cell` otherwise."""
-        found = matching(self.cells, {**cell.labels, **levels})
+        # Names of a zipped axis go together: who changes one, changes the axis.
+        moved = {name for axis in self.all_axes if {*axis.names} & {*levels} for name in axis.names}
+        kept = {name: label for name, label in cell.labels.items() if name not in moved}
+        found = matching(self.cells, {**kept, **levels})
         return found[0] if found else None
 
     def run(self, **how: Any) -> Outcome:
@@ -316,9 +328,12 @@ class Study:
             require_choice("direction", self.direction, DIRECTIONS)
         require_choice("test", self.test, TESTS)
         require_choice("published_by", self.published_by, PUBLISHED_BY)
-        require_number("alpha", self.alpha, above=0, below=1)
+        require_number("alpha", self.alpha, above=0, below=0.5)
         if self.target is not None:
             require_number("target", self.target, finite=True)
+            is_given_twice = "target" in {*self.base, *self.axes, *self.computed}
+            rule = "be given once: in [base], and runs end there, or for the study, and they go on"
+            require(not is_given_twice, "target", rule, self.target)
         if self.margin is not None:
             require_number("margin", self.margin, above=0, finite=True)
         if self.budget is not None:
@@ -345,6 +360,8 @@ class Study:
             if name not in BUDGETS:
                 raise unknown_name("budget", name, BUDGETS)
             require_number(f"budget.{name}", value, above=0, finite=True)
+            is_whole = name == "seconds" or float(value).is_integer()
+            require(is_whole, f"budget.{name}", "be a whole number", value)
         for name in BUDGETS:
             is_set = name in self.base or name in self.axes or name in self.computed
             rule = f"be left to the budget, {dict(budget)}"
@@ -353,11 +370,17 @@ class Study:
     def _check_cells(self) -> None:
         """Complain of whatever speaks of cells that do not exist."""
         require(bool(self.cells), "exclude", "leave a cell", self.exclude)
+        labels = [cell.label for cell in self.cells]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        require(twice is None, "axes", "have levels that tell cells apart", twice)
         _ = self.baseline_levels
         known = self.cells
         for number, hypothesis in enumerate(self.claims, start=1):
             with _named(f"hypothesis {number}"):
                 self.pairs_of(hypothesis)
+                rule = "be a direction: equality of costs to a target cannot be shown"
+                is_cost = hypothesis.expect == "equal" and self.metric in LIMITS
+                require(not is_cost, "expect", rule, hypothesis.expect)
                 is_lacking = hypothesis.expect == "equal" and self.margin_of(hypothesis) is None
                 rule = "be given, here or in the study, where 'equal' is expected"
                 require(not is_lacking, "margin", rule, None)
@@ -370,6 +393,33 @@ class Study:
                 require(bool(found), "cell", "be one that exists", figure.cell)
                 here = matching(self.cells, figure.cell)
                 require(len(here) <= 1, "cell", f"be one cell, not {len(here)}", figure.cell)
+        self._check_published()
+
+    def _check_published(self) -> None:
+        """Every printed figure gets a verdict: what that needs is there."""
+        by_cell: dict[str, Published] = {}
+        for figure in self.printed:
+            for cell in self.cells_of_figure(figure):
+                rule = f"have one figure of {cell.label}"
+                require(cell.label not in by_cell, "published", rule, figure.cell)
+                by_cell[cell.label] = figure
+        if not by_cell:
+            return
+        rule = "be one that has a mean where figures were published"
+        require(self.metric not in LIMITS, "metric", rule, self.metric)
+        if self.published_by == "value":
+            require(self.margin is not None, "margin", "be given: how near is equal", None)
+            return
+        for label, figure in by_cell.items():
+            (cell,) = [each for each in self.cells if each.label == label]
+            other = self.partner(cell, self.baseline_levels)
+            if other is None or other is cell:
+                continue
+            rule = f"have a figure of the baseline, {other.label}, or be compared by value"
+            require(other.label in by_cell, "published", rule, figure.cell)
+            is_equal = figure.mean == by_cell[other.label].mean
+            rule = "be given where published figures are equal"
+            require(self.margin is not None or not is_equal, "margin", rule, None)
 
     def cells_of_figure(self, figure: Published) -> list[Cell]:
         """The cell that a published figure is of; none where only the full setting has it."""

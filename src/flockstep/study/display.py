@@ -44,6 +44,7 @@ class Display:
             TextColumn("{task.fields[told]}"),
         )
         self._task = self._bar.add_task(study.name, told="")
+        self._score_name = study.cells[0].spec(0).find_task().score_name
         self._runs: dict[str, PlannedRun] = {}
         self._values: dict[str, list[float]] = {}
         self._failed: list[str] = []
@@ -133,7 +134,7 @@ class Display:
                 else None
             )
             table.add_row(
-                label,
+                Text(label),
                 str(len(values)),
                 self._shown(mean),
                 "–" if spread is None else self._shown(spread),
@@ -149,4 +150,5 @@ class Display:
         return Group(*lines)
 
     def _shown(self, value: float) -> str:
-        return f"{value:.2%}" if is_score(self._study.metric) else f"{value:.4g}"
+        is_share = is_score(self._study.metric) and self._score_name == "accuracy"
+        return f"{value:.2%}" if is_share else f"{value:.4g}"

@@ -9,6 +9,7 @@ from statistics import fmean
 import torch
 
 from flockstep.backends import Simulator
+from flockstep.errors import DataError
 from flockstep.spec import RunSpec
 from flockstep.strategies import SyncSGD
 from flockstep.study.planning import PlannedRun
@@ -35,7 +36,10 @@ class Estimates:
         """How long a run will take; None where nobody can tell how many steps it will be."""
         label = run.cell.label
         if label not in self._by_cell:
-            steps = planned_steps(run.spec)
+            try:
+                steps = planned_steps(run.spec)
+            except DataError:  # the data are not there yet
+                return None
             if steps is None:
                 return None
             fixed, per_step = self._probe(run.spec)

@@ -1,15 +1,12 @@
 """A job: a process that carries out runs, one after the other, until nobody wants more.
 
-    python -m flockstep.study.job_process CONNECTION LIFELINE
-
-Both are descriptors. Orders come and records go over the first; the second ends when the study
+Orders come and records go over one descriptor; another one, the lifeline, ends when the study
 does, in whatever way, and then so does the job.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from multiprocessing.connection import Connection
 
@@ -36,7 +33,3 @@ def _end_with(lifeline: int) -> None:
     """Wait for the end of the study, and end with it, in the middle of a run if need be."""
     os.read(lifeline, 1)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -60,6 +60,7 @@ class Job:
         theirs.close()
         os.close(heard)
         self.order: Order | None = None
+        self.is_new = True
 
     def take(self, order: Order) -> None:
         self.order = order
@@ -69,6 +70,7 @@ class Job:
         """The record of the run that it was at. Raises EOFError where it has died."""
         made: Record = cloudpickle.loads(self.connection.recv_bytes())
         self.order = None
+        self.is_new = False
         return made
 
     def why_it_died(self) -> str:
@@ -82,6 +84,8 @@ class Job:
     def end(self) -> None:
         """End the process, in the middle of a run if need be."""
         self.connection.close()
+        if self.order is None:
+            self._ended()  # of itself, as there are no more orders
         os.close(self._lifeline)
         self._ended()
         self._said.close()
@@ -138,14 +142,17 @@ class Jobs:
             self._hand_over(single.popleft())
 
     def _hand_over(self, order: Order) -> None:
+        job = self._free()
         while True:
-            job = self._free()
             try:
                 job.take(order)
                 return
-            except OSError:  # it died with nothing to do
-                self._jobs.remove(job)
+            except OSError:
+                if job.is_new:  # how it has died will be told as the end of its run
+                    return
+                self._jobs.remove(job)  # it died with nothing to do
                 job.end()
+                job = self._free()
 
     def _free(self) -> Job:
         for job in self._jobs:

@@ -24,10 +24,10 @@ TO_TARGET = ("seconds_to_target", "steps_to_target", "bytes_to_target")
 OF_LOOKS = ("accuracy", "loss", "best_accuracy", "best_loss", "replicas_mean", "spread")
 METRICS = (*OF_RUNS, *TO_TARGET, *OF_LOOKS)
 HIGHER = ("test_accuracy", "accuracy", "best_accuracy", "replicas_mean")
-# Where a run that never reached the target stopped trying.
+# The field of a look that says what it has cost so far.
 LIMITS = {
     "seconds_to_target": "seconds",
-    "steps_to_target": "steps",
+    "steps_to_target": "step",
     "bytes_to_target": "bytes_sent",
 }
 
@@ -44,6 +44,15 @@ def default_direction(name: str) -> str:
 def is_score(name: str) -> bool:
     """Whether the task's own metric is meant, which is an accuracy for classifiers."""
     return name in HIGHER
+
+
+def cost_to(target: float, metric: str, history: Sequence[Mapping[str, Any]]) -> float | None:
+    """What it took until the first look that had reached the target; None: none has."""
+    for look in history:
+        score = look.get("accuracy")
+        if score is not None and score >= target:
+            return float(look[LIMITS[metric]])
+    return None
 
 
 def value_of(

@@ -46,12 +46,15 @@ class RayJobs:
         # A task that is cancelled or whose process dies is recorded as failed, not tried again.
         task: Any = ray.remote(max_retries=0)(_carried_out)
         orders = [*together, *alone]
+        # A task that asks for more cores than any host has would wait for ever.
+        most = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])
         under_way: dict[Any, Order] = {}
         try:
             while orders or under_way:
                 while orders and len(under_way) < (self._count or 1):
                     order = orders.pop(0)
-                    cores = 1 if order.spec.backend == "sim" else order.spec.workers
+                    wanted = 1 if order.spec.backend == "sim" else order.spec.workers or 1
+                    cores = min(wanted, most)
                     under_way[task.options(num_cpus=cores).remote(order)] = order
                 ready, _ = ray.wait([*under_way], timeout=LOOK_SECONDS)
                 for each in ready:

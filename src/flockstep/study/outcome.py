@@ -14,7 +14,7 @@ from flockstep.fields import require_path
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Study
 from flockstep.study.formats import write_report
-from flockstep.study.metrics import LIMITS, is_score, value_of
+from flockstep.study.metrics import LIMITS, cost_to, is_score, value_of
 from flockstep.study.planning import PlannedRun, picks_of, planned_runs, planned_tries
 from flockstep.study.records import Record, read_records
 from flockstep.study.tuning import Pick
@@ -67,9 +67,16 @@ class Outcome:
 
     @cached_property
     def failures(self) -> list[tuple[PlannedRun, Record]]:
-        """Runs that failed, tries included."""
-        everything = planned_so_far(self.study, self.records)
-        pairs = [(run, self.records.get(run.id)) for run in everything]
+        """The runs that count and failed."""
+        return self._failed(self.runs)
+
+    @cached_property
+    def failed_tries(self) -> list[tuple[PlannedRun, Record]]:
+        """Tries of tuning that failed, as those of high rates may."""
+        return self._failed(planned_tries(self.study))
+
+    def _failed(self, runs: Sequence[PlannedRun]) -> list[tuple[PlannedRun, Record]]:
+        pairs = [(run, self.records.get(run.id)) for run in runs]
         return [(run, record) for run, record in pairs if record is not None and not record.is_done]
 
     def records_of(self, cell: Cell) -> list[Record]:
@@ -86,8 +93,8 @@ class Outcome:
     def value(self, record: Record, metric: str | None = None) -> float | None:
         """A figure of a run; None where it has none."""
         name = metric or self.study.metric
-        if name in LIMITS and record.metrics.get(name) is None:
-            return self._to_target(record, name)
+        if name in LIMITS and name not in record.metrics:
+            return None if self.target is None else cost_to(self.target, name, record.history)
         return value_of(name, record.metrics, record.history)
 
     def values(self, cell: Cell, metric: str | None = None) -> dict[int, float | None]:
@@ -96,7 +103,7 @@ class Outcome:
 
     def limit(self, record: Record, metric: str) -> float:
         """How far a run had come that did not reach the target."""
-        return float(record.metrics[LIMITS[metric]])
+        return float(record.history[-1][LIMITS[metric]])
 
     @cached_property
     def score_name(self) -> str:
@@ -107,13 +114,15 @@ class Outcome:
     @cached_property
     def target(self) -> float | None:
         """The score whose costs are told: the one that the study declares, that the runs were to
-        reach, or the lowest mean final score of a cell, which most runs have reached.
+        reach, or the lowest mean final score of a cell, which most runs have reached. None where
+        runs were to reach different ones.
         """
         if self.study.target is not None:
             return self.study.target
         asked = {record.config.get("target") for _, record in self.finished}
-        if len(asked) == 1 and (told := asked.pop()) is not None:
-            return float(told)
+        known = [each for each in asked if each is not None]
+        if known:
+            return float(known[0]) if len(asked) == 1 else None  # each run has its own
         means = []
         for cell in self.study.cells:
             scores = [
@@ -123,18 +132,6 @@ class Outcome:
             if known:
                 means.append(sum(known) / len(known))
         return float(f"{min(means):.3g}") if means else None
-
-    def _to_target(self, record: Record, metric: str) -> float | None:
-        """What it took until the first look that had reached the target."""
-        field_of = {"seconds_to_target": "seconds", "steps_to_target": "step"}
-        name = field_of.get(metric, "bytes_sent")
-        if self.target is None:
-            return None
-        for look in record.history:
-            score = look.get("accuracy")
-            if score is not None and score >= self.target:
-                return float(look[name])
-        return None
 
     @cached_property
     def cells(self) -> list[CellSummary]:

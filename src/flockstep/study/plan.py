@@ -10,8 +10,9 @@ from flockstep.study.cells import selected
 from flockstep.study.declaration import Study
 from flockstep.study.estimating import Estimates
 from flockstep.study.outcome import planned_so_far
-from flockstep.study.planning import PlannedRun, planned_runs, planned_tries, require_one_score
+from flockstep.study.planning import PlannedRun, picks_of, planned_tries, require_one_score
 from flockstep.study.records import read_records
+from flockstep.study.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def planned(study: Study, folder: Path | None, only: Mapping[str, str] | None = 
         record = records.get(run.id)
         rows.append((run, record is not None and record.is_done, estimates.seconds_of(run)))
     unknown = 0
-    if study.tune is not None:
-        cells = {run.cell.label for run in runs}
-        counted = {run.cell.label for run in planned_runs(study, {}, chosen)}
-        unknown = len(cells - counted) * (len(study.seed_list) - 1)
+    if isinstance(study.tune, Tuning):
+        picks = picks_of(study, records)
+        open_cells = {run.cell.label for run in runs if not picks[run.cell.label].is_complete}
+        unknown = len(open_cells) * max(0, len(study.seed_list) - study.tune.seeds)
     return Plan(study, rows, unknown)

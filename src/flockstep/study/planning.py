@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flockstep.data import BatchGrowth, GlobalBatch
 from flockstep.errors import InvalidField, SpecError
@@ -14,10 +13,9 @@ from flockstep.fields import require
 from flockstep.spec import RunSpec
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Study
-from flockstep.study.metrics import is_score, value_of
+from flockstep.study.metrics import LIMITS, cost_to, default_direction, is_score, value_of
 from flockstep.study.records import Record
 from flockstep.study.tuning import Pick, Tuning, picked
-from flockstep.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -133,32 +131,31 @@ def _steps_for(spec: RunSpec, samples: float) -> int:
 
 
 def id_of(spec: RunSpec) -> str:
-    """The id of a spec. A task that exists in a script only counts by its name."""
-    if not isinstance(spec.task, Task):
+    """The id of a spec. One that cannot be written, as its task or strategy is of a script, has one
+    that holds as long as this process does.
+    """
+    try:
         return spec.id
-    stand_in = spec.replace(task="digits-mlp", batch_size=_batch_of(spec))
-    told = f"{spec.task.name} {stand_in.id} {stand_in.lr} {spec.optimizer}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def _batch_of(spec: RunSpec) -> Any:
-    task = spec.find_task()
-    return spec.batch_size or task.batch_size_for(spec.workers or 1)
+    except SpecError:
+        told = f"{spec!r} {id(spec.task)} {id(type(spec.strategy))}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def require_written(study: Study) -> None:
-    """A folder outlives the script that a task was made in."""
+    """A folder outlives the script that a task or a strategy was made in."""
     for cell in study.cells:
-        task = cell.spec(0).task
-        if isinstance(task, Task):
-            raise SpecError(
-                f"task {task.name!r} was made in a script: its records cannot be kept in a folder; "
-                "put it in a module and name it 'package.module:task', or leave the folder out"
-            )
+        try:
+            cell.spec(0).to_json()
+        except SpecError as error:
+            raise SpecError(f"{error}; or leave the folder out, and nothing is kept") from error
 
 
 def require_one_score(study: Study) -> None:
     """All cells have the same score, if that is what is compared."""
+    needed = {"replicas_mean": "replicas", "spread": "spread"}.get(study.metric)
+    for cell in study.cells:
+        is_measured = needed is None or needed in cell.spec(0).measure
+        require(is_measured, "metric", f"be measured: measure = {needed!r}", study.metric)
     if not is_score(study.metric):
         return
     names: dict[str, str] = {}
@@ -173,8 +170,12 @@ def require_one_score(study: Study) -> None:
 
 
 def score_to_pick_by(metric: str) -> str:
-    """What tuning goes by: the same figure, on the validation data."""
-    return {"test_accuracy": "accuracy", "test_loss": "loss"}.get(metric, metric)
+    """What tuning goes by, on the validation data: a loss where that is compared, the cost to the
+    target where that is, and else the score.
+    """
+    if metric in LIMITS:
+        return metric
+    return "loss" if metric.endswith("loss") else "accuracy"
 
 
 def picks_of(study: Study, records: Mapping[str, Record]) -> dict[str, Pick]:
@@ -189,14 +190,32 @@ def picks_of(study: Study, records: Mapping[str, Record]) -> dict[str, Pick]:
 
 def _pick(study: Study, tries: Sequence[PlannedRun], records: Mapping[str, Record]) -> Pick:
     metric = score_to_pick_by(study.metric)
-    scores: dict[float, list[float | None]] = {}
-    for run in tries:
-        assert run.rate is not None
-        record = records.get(run.id)
-        value = None if record is None else value_of(metric, record.metrics, record.history)
-        scores.setdefault(run.rate, []).append(value)
-    best, means = picked(scores, study.higher_is_better)
+    best, means = _best(study, tries, records, metric)
+    if best is None and metric in LIMITS:  # no rate has reached the target: the nearest to it
+        best, means = _best(study, tries, records, "accuracy")
     known = [records[run.id] for run in tries if run.id in records]
     seconds = sum(record.wall_seconds for record in known)
     is_complete = len(known) == len(tries)
-    return Pick(best if is_complete else None, means, len(tries), seconds)
+    return Pick(best if is_complete else None, means, len(tries), seconds, is_complete)
+
+
+def _best(
+    study: Study, tries: Sequence[PlannedRun], records: Mapping[str, Record], metric: str
+) -> tuple[float | None, dict[float, float | None]]:
+    """The best rate by one figure of its tries, and the mean figure of each rate."""
+    figures: dict[float, list[float | None]] = {}
+    for run in tries:
+        assert run.rate is not None
+        record = records.get(run.id)
+        figures.setdefault(run.rate, []).append(_figure(study, record, metric))
+    is_compared = metric == study.metric or metric == study.metric.removeprefix("test_")
+    higher = study.higher_is_better if is_compared else default_direction(metric) == "higher"
+    return picked(figures, higher)
+
+
+def _figure(study: Study, record: Record | None, metric: str) -> float | None:
+    if record is None:
+        return None
+    if metric in LIMITS and metric not in record.metrics:
+        return None if study.target is None else cost_to(study.target, metric, record.history)
+    return value_of(metric, record.metrics, record.history)

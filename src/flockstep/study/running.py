@@ -6,6 +6,7 @@ import fcntl
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -124,10 +125,11 @@ def _held(folder: Path) -> Iterator[None]:
     """No other process runs the same study meanwhile: both would do the same runs."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RecordError(f"{str(folder)!r} is in use: a study is running there") from error
         yield
-    except BlockingIOError as error:
-        raise RecordError(f"{str(folder)!r} is in use: a study is running there") from error
     finally:
         os.close(descriptor)
 
@@ -209,7 +211,11 @@ class StudyRun:
         if self._report is None or time.monotonic() < self._next_report:
             return
         began = time.monotonic()
-        write_report(self.outcome(is_running=True), self._report)
+        try:
+            write_report(self.outcome(is_running=True), self._report)
+        except Exception as error:  # noqa: BLE001
+            # The runs are worth more than a look at them: the last report will tell again.
+            warnings.warn(f"no report for now: {type(error).__name__}: {error}", stacklevel=2)
         took = time.monotonic() - began
         self._next_report = time.monotonic() + max(REPORT_SECONDS, took / REPORT_SHARE)
 

@@ -75,14 +75,16 @@ class Pick:
     Fields:
         lr: the rate that was picked; None while tries are missing, or where all failed.
         scores: by rate, the mean validation score of its tries; None where one failed.
-        tries: how many runs it took.
-        wall_seconds: and how long these took, by the wall's clock.
+        tries: how many runs it takes.
+        wall_seconds: how long they took, by the wall's clock.
+        is_complete: whether all of them are done, or have failed.
     """
 
     lr: float | None
     scores: Mapping[float, float | None]
     tries: int
     wall_seconds: float
+    is_complete: bool = True
 
     @property
     def is_at_the_edge(self) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from flockstep.study.figures import shown_figure, shown_p
 from flockstep.study.findings import BASELINE, EQUAL, GREATER, LESS, OPEN, TOO_LITTLE
-from flockstep.study.metrics import LIMITS
 
 if TYPE_CHECKING:
     from flockstep.study.comparisons import Comparison
@@ -43,10 +42,10 @@ def detail_of(outcome: Outcome, told: Comparison, needed: int | None) -> str:
     sentences = [f"{interval}{how}; {n}."]
     if told.finding == OPEN and told.detectable:
         seen = shown_difference(outcome, told.detectable, signed=False)
-        sentences.append(f"These n would have seen {seen} with a probability of 80 %.")
+        sentences.append(f"In a single test, these n would have seen {seen} in 80 % of studies.")
     if told.verdict == TOO_LITTLE and needed:
         size = shown_difference(outcome, told.wanted or 0.0, signed=False)
-        sentences.append(f"To see {size}, about {needed} runs on each side are needed.")
+        sentences.append(f"To see {size} as often, about {needed} runs on each side are needed.")
     return " ".join(sentences)
 
 
@@ -57,8 +56,11 @@ def _expected(told: Comparison) -> str:
 def _than(outcome: Outcome, is_greater: bool) -> str:
     better = is_greater == outcome.study.higher_is_better
     name = outcome.study.metric
-    if name in LIMITS or name in ("seconds", "wall_seconds"):
+    if name in ("seconds", "wall_seconds", "seconds_to_target"):
         return "slower than" if is_greater else "faster than"
+    if name in ("steps_to_target", "bytes_to_target"):
+        unit = name.removesuffix("_to_target")
+        return f"at the target after {'more' if is_greater else 'fewer'} {unit} than"
     return "better than" if better else "worse than"
 
 

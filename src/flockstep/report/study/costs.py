@@ -119,8 +119,8 @@ def share_reached(outcome: Outcome) -> FigureView | None:
         if times is None or not times.reached:
             continue
         moments, survival = times.steps
-        xs = [0.0, *moments]
-        ys = [0.0, *(100 * (1 - each) for each in survival)]
+        xs = list(moments)
+        ys = [100 * (1 - each) for each in survival]
         data.append(
             {
                 "type": "scatter",
@@ -274,6 +274,8 @@ def profiles(outcome: Outcome) -> FigureView | None:
         method = ", ".join(others[name] for name in cell.varying if name != "task") or "all"
         times = times_of(outcome, cell, "seconds_to_target")
         costs.setdefault(method, {})[cell.labels["task"]] = None if times is None else times.median
+    tasks = [level.labels["task"] for level in axes["task"].levels]
+    costs = {method: {task: known.get(task) for task in tasks} for method, known in costs.items()}
     ratios = np.geomspace(1, 10, 50)
     shares = performance_profile(costs, ratios.tolist())
     data = [

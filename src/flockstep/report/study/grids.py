@@ -17,7 +17,7 @@ from flockstep.report.study.scale import (
 )
 from flockstep.study import (
     Outcome,
-    is_score,
+    score_to_pick_by,
 )
 from flockstep.units import shown_number
 
@@ -35,7 +35,7 @@ def heat_maps(outcome: Outcome) -> FigureView | None:
     contents = []
     for levels in itertools.product(*(axis.levels for axis in others)):
         fixed = {name: label for level in levels for name, label in level.labels.items()}
-        name = ", ".join(f"{axis.names[0]}={fixed[axis.names[0]]}" for axis in others)
+        name = ", ".join(f"{key}={fixed[key]}" for axis in others for key in axis.telling)
         contents.append(_heat_map(down, across, fixed, name or "all", means, study, scale))
     return FigureView.of(
         "Over the grid",
@@ -59,8 +59,8 @@ def _heat_map(
             each = means.get(tuple(sorted(labels.items())))
             row.append(None if each is None else scale.of(each.mean))
         rows.append(row)
-    ys = [level.labels[down.names[0]] for level in down.levels]
-    xs = [level.labels[across.names[0]] for level in across.levels]
+    ys = [down.label(level) for level in down.levels]
+    xs = [across.label(level) for level in across.levels]
     data = [
         {
             "type": "heatmap",
@@ -105,8 +105,7 @@ def tuning_curves(outcome: Outcome) -> FigureView | None:
     """The validation score of every learning rate that was tried."""
     if not outcome.picks:
         return None
-    metric = "accuracy" if is_score(outcome.study.metric) else outcome.study.metric
-    scale = Scale(outcome, metric)
+    scale = Scale(outcome, score_to_pick_by(outcome.study.metric))
     data: list[Trace] = []
     rows: Rows = []
     for number, (label, pick) in enumerate(outcome.picks.items()):

@@ -22,7 +22,7 @@ def cells_table(outcome: Outcome) -> Table:
     """A row for each cell: n, mean, deviation and interval of the metric, and what it cost."""
     study = outcome.study
     table = Table(
-        title=f"{study.question}\n{study.metric}, {_better(outcome)}",
+        title=Text(f"{study.question}\n{study.metric}, {_better(outcome)}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -44,7 +44,7 @@ def cells_table(outcome: Outcome) -> Table:
         interval = "–" if each.interval is None else " – ".join(map(shown, each.interval))
         count = f"{each.n}" if each.n == each.planned else f"{each.n} of {each.planned}"
         table.add_row(
-            each.cell.label,
+            Text(each.cell.label),  # not as rich's markup
             count,
             shown(each.mean),
             shown(deviation),
@@ -69,10 +69,11 @@ def verdict_lines(outcome: Outcome) -> list[str]:
     lines = [f"- {each.words}" for each in outcome.comparisons]
     for label, pick in outcome.picks.items():
         edge = ", at the edge of what was tried" if pick.is_at_the_edge else ""
-        rate = "no rate worked" if pick.lr is None else f"lr={pick.lr:g}{edge}"
+        missing = "no rate worked" if pick.is_complete else "not all rates are tried yet"
+        rate = missing if pick.lr is None else f"lr={pick.lr:g}{edge}"
         cost = f"{pick.tries} tries, {shown_number(pick.wall_seconds)} s"
         lines.append(f"- tuned: {label}: {rate} ({cost})")
-    for run, record in outcome.failures:
+    for run, record in [*outcome.failed_tries, *outcome.failures]:
         error = record.error or {}
         lines.append(f"- failed: {run.label}: {error.get('type')}: {error.get('message')}")
     return lines
@@ -85,7 +86,7 @@ def planned_table(plan: Plan, jobs: int) -> Group:
         table.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
     for run, is_done, seconds in plan.rows[:MOST_LISTED]:
         told = "?" if seconds is None else shown_number(seconds)
-        table.add_row(run.label, run.id, told, "done" if is_done else "")
+        table.add_row(Text(run.label), run.id, told, "done" if is_done else "")
     missing = len([1 for _, is_done, _ in plan.rows if not is_done])
     whole = plan.seconds(jobs)
     told = "nobody can tell how long" if whole is None else f"about {shown_duration(whole)}"
