@@ -10,10 +10,12 @@ from pathlib import Path
 
 import flockstep as fs
 from benchmarks.harness import Benchmark, Case, Sample
-from flockstep.study import Record
+from flockstep.study import DECLARATION, Record
+from flockstep.study.one_run import SHOWN_EVENTS
 from flockstep.study.planning import planned_runs
+from flockstep.study.records import write_record
 
-RUNS, LOOKS = 500, 100
+RUNS, LOOKS, WORKERS = 500, 100, 8
 STRATEGIES = ["sync_sgd", "local_sgd(period=8)", "nosync(pull=0.1)"]
 
 
@@ -27,16 +29,16 @@ def _overhead() -> list[Sample]:
 
     The start of the job's process is paid once, whatever the number of runs: it is told apart.
     """
-    study = _study(epochs=10, seeds=8)
+    study = _study(epochs=10, seeds=4)
     with tempfile.TemporaryDirectory() as folder:
-        study.replace(seeds=1).run(folder=f"{folder}/first", jobs=1, only={"strategy": "sync_sgd"})
-        records = Path(folder) / "records"
         began = time.perf_counter()
-        outcome = study.run(folder=records, jobs=1)
+        outcome = study.run(folder=folder, jobs=1)
         assert str(outcome)  # the statistics of all cells
         whole = time.perf_counter() - began
         runs = sum(record.wall_seconds for _, record in outcome.finished)
-    return [Sample(100 * (whole - runs - _start_seconds()) / runs, {"runs": runs, "study": whole})]
+    start = _start_seconds()
+    figures = {"runs": runs, "study": whole, "start of a job, once": start}
+    return [Sample(100 * (whole - runs - start) / runs, figures)]
 
 
 def _start_seconds() -> float:
@@ -48,7 +50,7 @@ def _start_seconds() -> float:
 
 def _side_by_side() -> list[Sample]:
     """The same runs by one job and by two, once both are at work."""
-    study = _study(epochs=10, seeds=8)
+    study = _study(epochs=10, seeds=4)
     seconds = {}
     for jobs in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
@@ -59,21 +61,26 @@ def _side_by_side() -> list[Sample]:
 
 
 def _large_report() -> list[Sample]:
-    """A report of many runs with many looks, from the folder of their records."""
+    """A report of many runs with many looks, from the folder of their records; of each cell one run
+    is shown with its workers and replicas.
+    """
     names = [f"local_sgd(period={period})" for period in range(1, 51)]
-    base = {"task": "digits-mlp", "workers": 8, "epochs": 2}
+    base = {"task": "digits-mlp", "workers": WORKERS, "epochs": 2}
     study = fs.Study("Which?", base=base, axes={"strategy": names}, seeds=RUNS // len(names))
-    records = {run.id: _made_up(run.id, run.spec.seed) for run in planned_runs(study, {})}
     with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / DECLARATION).write_text(study.to_toml())
+        for run in planned_runs(study, {}):
+            write_record(Path(folder), _made_up(run.id, run.spec.seed, run.is_shown))
         began = time.perf_counter()
-        fs.Outcome(study, records).report(Path(folder) / "report.html")
+        fs.load_outcome(folder).report(Path(folder) / "report.html")
         seconds = time.perf_counter() - began
         megabytes = (Path(folder) / "report.html").stat().st_size / 1e6
     return [Sample(seconds, {"report": seconds}), Sample(megabytes, {"page": megabytes})]
 
 
-def _made_up(run_id: str, seed: int) -> Record:
+def _made_up(run_id: str, seed: int, is_shown: bool) -> Record:
     rise = int(run_id, 16) % 97 / 1000
+    places = [[float(worker * place) for place in range(16)] for worker in range(WORKERS)]
     history = [
         {
             "step": 10 * look,
@@ -81,11 +88,24 @@ def _made_up(run_id: str, seed: int) -> Record:
             "seconds": 0.1 * look,
             "bytes_sent": 1_000_000 * look,
             "accuracy": 0.9 + rise - 0.5 / look,
+            **({"positions": places} if is_shown else {}),
         }
         for look in range(1, LOOKS + 1)
     ]
     metrics = {"test_accuracy": 0.9 + rise, "seconds": 10.0, "bytes_sent": 1e8, "steps": 1000}
-    return Record(run_id, None, seed, "done", metrics, history, config={"task": "digits-mlp"})
+    track = [[event % 3, 0.01 * event, 0.01] for event in range(SHOWN_EVENTS)]
+    kinds = ["computing", "waiting", "sending"]
+    timeline = {"kinds": kinds, "workers": [track] * WORKERS, "of": WORKERS}
+    return Record(
+        run_id,
+        None,
+        seed,
+        "done",
+        metrics,
+        history,
+        config={"task": "digits-mlp"},
+        timeline=timeline if is_shown else None,
+    )
 
 
 def _compare() -> list[Sample]:
@@ -107,7 +127,7 @@ BENCHMARKS = (
         (
             Case(
                 "study_overhead",
-                "what a study of 16 runs takes beside them (planning, records, statistics), in "
+                "what a study of 8 runs takes beside them (planning, records, statistics), in "
                 "per cent of the runs' own time; the start of the job apart",
                 3.0,
                 "s",
@@ -119,7 +139,7 @@ BENCHMARKS = (
         3,
     ),
     Benchmark(
-        (Case("study_two_jobs", "16 runs with two jobs, speed against one job", 1.8, "s"),),
+        (Case("study_two_jobs", "8 runs with two jobs, speed against one job", 1.8, "s"),),
         _side_by_side,
         3,
     ),
