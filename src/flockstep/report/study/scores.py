@@ -32,7 +32,8 @@ from flockstep.study import (
 )
 from flockstep.units import shown_number
 
-GRID_POINTS = 60
+GRID_POINTS = 60  # of a curve, unless there are many
+FEWEST_POINTS, MOST_POINTS = 12, 2_400  # of a curve, and of all in a figure
 MOST_TABLE_ROWS = 1_200
 
 
@@ -224,7 +225,10 @@ def curves(outcome: Outcome) -> FigureView | None:
     scale = Scale(outcome, "accuracy")
     contents = []
     for name, (field, factor, title) in AGAINST.items():
-        lines = [(cell, curve_of(outcome.records_of(cell), field, factor)) for cell in cells]
+        points = max(FEWEST_POINTS, min(GRID_POINTS, MOST_POINTS // max(1, len(cells))))
+        lines = [
+            (cell, curve_of(outcome.records_of(cell), field, factor, points)) for cell in cells
+        ]
         known = [(cell, line) for cell, line in lines if line is not None]
         if not known:
             continue
@@ -248,7 +252,9 @@ def curves(outcome: Outcome) -> FigureView | None:
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
-def curve_of(records: Sequence[Record], field: str, factor: float) -> Curve | None:
+def curve_of(
+    records: Sequence[Record], field: str, factor: float, most: int = GRID_POINTS
+) -> Curve | None:
     """x, the mean of all runs there, and half the width of the interval; None without looks."""
     points = []
     for record in records:
@@ -261,7 +267,7 @@ def curve_of(records: Sequence[Record], field: str, factor: float) -> Curve | No
             points.append(np.array(sorted(known)))
     if not points:
         return None
-    xs = _common_grid([each[:, 0] for each in points])
+    xs = _common_grid([each[:, 0] for each in points], most)
     ys = np.stack([np.interp(xs, each[:, 0], each[:, 1]) for each in points])
     mean = ys.mean(0)
     if len(points) < 2:
@@ -272,15 +278,15 @@ def curve_of(records: Sequence[Record], field: str, factor: float) -> Curve | No
     return xs, mean, error * t.ppf(0.975, len(points) - 1)
 
 
-def _common_grid(columns: Sequence[np.ndarray]) -> np.ndarray:
+def _common_grid(columns: Sequence[np.ndarray], most: int) -> np.ndarray:
     """The places where all runs are known: their own, if they have the same, else evenly."""
     first = columns[0]
-    if len(first) <= GRID_POINTS and all(
+    if len(first) <= most and all(
         len(each) == len(first) and np.allclose(each, first) for each in columns
     ):
         return first
     low, high = max(each[0] for each in columns), min(each[-1] for each in columns)
-    return np.linspace(low, max(low, high), GRID_POINTS)
+    return np.linspace(low, max(low, high), most)
 
 
 def _curves_against(

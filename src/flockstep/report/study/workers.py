@@ -21,6 +21,7 @@ from flockstep.units import shown_number
 
 MOST_TIMELINES = 12
 MOST_MAPS = 12
+MOST_LOOKS = 40  # of a path: more make the page heavy, and the path no clearer
 
 
 def timeline(outcome: Outcome) -> FigureView | None:
@@ -108,7 +109,8 @@ def replica_map(outcome: Outcome) -> FigureView | None:
     for run, record in outcome.finished:
         positions = [look["positions"] for look in record.history if look.get("positions")]
         if len(positions) > 1 and len({len(each) for each in positions}) == 1:
-            shown.append((run.cell, record, np.array(positions)))  # looks × workers × dimensions
+            places = np.array(positions)[_some_of(len(positions))]
+            shown.append((run.cell, record, places))  # looks × workers × dimensions
     shown = shown[:MOST_MAPS]
     if not shown:
         return None
@@ -134,6 +136,11 @@ def replica_map(outcome: Outcome) -> FigureView | None:
         key="replicas",
         switch="Cell",
     )
+
+
+def _some_of(looks: int) -> list[int]:
+    """Which looks are shown: all of a few, of many some, the first and the last among them."""
+    return sorted({*np.linspace(0, looks - 1, min(looks, MOST_LOOKS)).round().astype(int).tolist()})
 
 
 def _two_dimensions(runs: list[np.ndarray]) -> tuple[list[np.ndarray], tuple[float, float]]:
