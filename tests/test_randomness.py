@@ -269,7 +269,6 @@ MAKERS = {
 ELSEWHERE = {
     # Only to fill them with a state that was saved.
     "strategies/_state.py": {"Generator", "default_rng"},
-    "data/datasets.py": {"train_test_split"},  # of the digits, the same whatever the run's seed
 }
 
 

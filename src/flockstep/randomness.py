@@ -53,6 +53,7 @@ class Purpose(IntEnum):
     LOADING = 15  # rank, epoch: the processes of a worker's DataLoader
     TUNING = 16  # which learning rates a study tries
     PROJECTION = 17  # of parameters to a few numbers; seed 0, the same in every run
+    BOOTSTRAP = 18  # which runs of a study a resample has
 
 
 def require_seed(seed: int) -> None:

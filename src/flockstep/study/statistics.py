@@ -29,6 +29,7 @@ from flockstep.fields import (
     require_integer,
     require_number,
 )
+from flockstep.randomness import Purpose, numpy_stream
 
 ALTERNATIVES = ("two-sided", "greater", "less")
 
@@ -169,7 +170,7 @@ def _bootstrapped(
             n_resamples=resamples,
             confidence_level=confidence,
             method=method,
-            rng=np.random.default_rng(seed),
+            rng=numpy_stream(Purpose.BOOTSTRAP, seed),
         )
     low, high = result.confidence_interval
     return float(low), float(high)
