@@ -37,6 +37,10 @@ LIMITS = """\
 - **Batches.** Copying rows of bytes and making floats of them, about a third of the time each; the
   loader's is Python's, sample by sample. **Augmentation.** Copying windows. **Assignment.** Looking
   up indices at random.
+- **Studies.** The runs. Of a short comparison about half is loading torch, in the study and then in
+  each job, and torch's compiler, which it loads with its first optimizer. Two jobs share the
+  memory bandwidth and the last-level cache. **Report.** Reading the records and working out the
+  ids of their specs, then compressing plotly.js.
 - **torchrun.** Gloo's hand-overs between threads: all-to-all and all-gather together take as long
   as its all-reduce.
 - **Ray.** Memory bandwidth: a blend moves five streams (the value twice, the tensor, the answer), a
