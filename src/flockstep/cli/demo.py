@@ -108,7 +108,7 @@ def print_table(outcome: Outcome, epochs: int) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "Accuracy on the test set, ± its deviation over seeds. MB of all workers,\n"
+        "Accuracy on the test set in %, ± its deviation over seeds. MB of all workers,\n"
         "exchanges of one. Seconds: wall-clock for local; virtual for sim, where a step\n"
         f"takes {COMPUTE.seconds * 1000:g} ms give or take {COMPUTE.jitter:.0%} "
         f"and the network is {NETWORK}.",
@@ -117,12 +117,13 @@ def print_table(outcome: Outcome, epochs: int) -> None:
 
 
 def _accuracy(each: CellSummary) -> str:
-    """`95.6±0.8%`."""
+    """`95.6±0.8`, in per cent."""
     if each.mean is None:
         return "failed"
+    mean = f"{100 * each.mean:.1f}"
     if each.sample is None or each.sample.deviation is None:
-        return f"{each.mean:.1%}"
-    return f"{100 * each.mean:.1f}±{each.sample.deviation:.1%}"
+        return mean
+    return f"{mean}±{100 * each.sample.deviation:.1f}"
 
 
 def _mean(outcome: Outcome, cell: Any, metric: str, form: str, unit: float = 1.0) -> str:

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import cloudpickle
 
+from flockstep.errors import FlockstepError
 from flockstep.study.one_run import Order, lost_record
 from flockstep.study.records import Record
 
@@ -103,6 +104,8 @@ class Jobs:
     """So many jobs, for the length of a `with`."""
 
     def __init__(self, count: int) -> None:
+        if os.name != "posix":
+            raise FlockstepError("the jobs of a study need Linux or another POSIX system")
         self._count = count
         self._jobs: list[Job] = []
 

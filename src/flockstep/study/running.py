@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 import time
@@ -123,6 +122,11 @@ def records_in(study: Study, folder: str | Path | None) -> Iterator[Path]:
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """No other process runs the same study meanwhile: both would do the same runs."""
+    try:
+        import fcntl
+    except ImportError:  # another system: there is no such lock
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
