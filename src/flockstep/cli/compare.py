@@ -11,7 +11,7 @@ import click
 
 from flockstep.cli.commands import json_option
 from flockstep.cli.run import FLAGS, HINTS, TEXTS
-from flockstep.cli.study import show_outcome
+from flockstep.cli.study import running_options, show_outcome
 from flockstep.errors import InvalidField
 from flockstep.notation import read_value
 from flockstep.study import Tuning, comparison, require_report_path, run_study
@@ -40,11 +40,7 @@ def _shared_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_shared_flags
 @click.option("--test", type=click.Choice(["welch", "paired"]), default="welch", show_default=True)
-@click.option("--jobs", type=int, help="Runs side by side.  [default: one per core]")
-@click.option(
-    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where."
-)
-@click.option("--retry-failed", is_flag=True, help="Try runs again that failed before.")
+@running_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from flockstep.backends import usable_cores
-from flockstep.cli.commands import json_option
+from flockstep.cli.commands import Command, json_option
 from flockstep.errors import InvalidField
 from flockstep.fields import require_integer
 from flockstep.report import cells_table, planned_table, verdict_lines
@@ -21,10 +21,28 @@ from flockstep.study import Outcome, Study, default_folder, planned, run_study
 REPORT = "report.html"
 
 
+def running_options(command: Command) -> Command:
+    """How runs are carried out: `--jobs`, `--on`, `--retry-failed`."""
+    options = (
+        click.option("--jobs", type=int, help="Runs side by side.  [default: one per core]"),
+        click.option(
+            "--on",
+            type=click.Choice(["here", "ray"]),
+            default="here",
+            show_default=True,
+            help="Where: on this machine, or on a Ray cluster (RAY_ADDRESS, or one started here).",
+        ),
+        click.option("--retry-failed", is_flag=True, help="Try runs again that failed before."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.toml")
 @click.option("--full", is_flag=True, help="With the settings of [full], the published scale.")
-@click.option("--jobs", type=int, help="Runs side by side.  [default: one per core]")
+@running_options
 @click.option("--seeds", type=int, help="How many seeds, in place of the study's.")
 @click.option(
     "--only",
@@ -33,14 +51,6 @@ REPORT = "report.html"
     help="Run the cells of this level alone; repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="List the runs and how long they will take.")
-@click.option(
-    "--on",
-    type=click.Choice(["here", "ray"]),
-    default="here",
-    show_default=True,
-    help="Where: on this machine, or on a Ray cluster (RAY_ADDRESS, or one started here).",
-)
-@click.option("--retry-failed", is_flag=True, help="Try runs again that failed before.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

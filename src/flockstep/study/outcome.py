@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -216,8 +215,3 @@ def load_outcome(folder: str | Path) -> Outcome:
     rates = {label: pick.lr for label, pick in picks_of(study, tries).items()}
     runs = read_records(place, [run.id for run in planned_runs(study, rates)])
     return Outcome(study, tries | runs)
-
-
-def finite(values: Sequence[float | None]) -> list[float]:
-    """Those that are numbers."""
-    return [value for value in values if value is not None and math.isfinite(value)]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flockstep.errors import FlockstepError, RecordError, SpecError
+from flockstep.errors import FlockstepError, RecordError
 from flockstep.result import as_json, versions
 from flockstep.spec import RunSpec
 
@@ -270,10 +270,3 @@ def row_of(record: Record) -> dict[str, Any]:
         "host": record.host.get("name"),
         "history": record.history,
     }
-
-
-def spec_of(record: Record) -> RunSpec:
-    """The spec of a record, to run it again."""
-    if record.spec is None:
-        raise SpecError(f"record {record.id} has no spec: its task exists in a script only")
-    return RunSpec.from_json(json.dumps(record.spec))
