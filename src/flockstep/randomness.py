@@ -47,13 +47,15 @@ class Purpose(IntEnum):
     GOSSIP = 9  # rank: when GoSGD sends, and to whom
     NEIGHBOUR = 10  # rank: with whom ADPSGD averages
     SWARM = 11  # rank: r1 and r2 of PSOPS
-    REPRESENTATIVE = 12  # group: who pulls for its group in EAWild
+    DELEGATE = 12  # group: who pulls for its group in EAWild
     VALIDATION = 13  # which samples a task holds out; seed 0, the same in every run
     OTHERS = 14  # name, then numbers: what strategies of other packages draw
     LOADING = 15  # rank, epoch: the processes of a worker's DataLoader
     TUNING = 16  # which learning rates a study tries
     PROJECTION = 17  # of parameters to a few numbers; seed 0, the same in every run
     BOOTSTRAP = 18  # which runs of a study a resample has
+    ANY_REPLICA = 19  # which replica stands for a run, where any of them may
+    GROUPING = 20  # time: who is in which group of EAWild, drawn anew at each exchange
 
 
 def require_seed(seed: int) -> None:

@@ -80,13 +80,13 @@ class EAWild(Strategy[EAWildState]):
     def init(self, worker: Worker) -> EAWildState:
         comm = worker.comm
         if self.groups is None:
-            draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed)
+            draw = torch_stream(Purpose.DELEGATE, comm.seed)
             centre = Centre.of(worker, self.alpha, comm.size)
             return EAWildState(centre, [], draw, group=None)
         divides = comm.size % self.groups == 0
         require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
         colour = comm.rank * self.groups // comm.size
-        draw = torch_stream(Purpose.REPRESENTATIVE, comm.seed, colour)
+        draw = torch_stream(Purpose.DELEGATE, comm.seed, colour)
         group = comm.split(colour)
         centre = Centre.of(worker, self.alpha, self.groups)
         return EAWildState(centre, list(range(group.size)), draw, group=group)
