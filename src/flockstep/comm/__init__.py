@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from flockstep.comm.all_reduce import Average, averager, require_algorithm, sum_at_first
+from flockstep.comm.all_reduce import (
+    Average,
+    averager,
+    broadcast_among,
+    require_algorithm,
+    sum_at_first,
+)
 from flockstep.comm.clock import Clock
 from flockstep.comm.contract import (
     Comm,
@@ -32,6 +38,7 @@ __all__ = [
     "SharedTensor",
     "Trace",
     "averager",
+    "broadcast_among",
     "broadcast_from_first",
     "events_per_worker",
     "handle",

@@ -117,6 +117,19 @@ def sum_at_first(
         distance *= 2
 
 
+def broadcast_among(comm: Comm, tensor: Tensor, ranks: Sequence[int]) -> None:
+    """Hand the tensor of the first of `ranks` down a binomial tree to the others of them. Other
+    workers need not take part.
+    """
+    place, distance = ranks.index(comm.rank), 1
+    while distance < len(ranks):
+        if place < distance and place + distance < len(ranks):
+            comm.send(tensor, ranks[place + distance])
+        elif distance <= place < 2 * distance:
+            comm.recv(tensor, ranks[place - distance])
+        distance *= 2
+
+
 def _hierarchical(inside: Comm, across: Comm, tensor: Tensor) -> None:
     _ring(inside, tensor)
     if inside.rank == 0:

@@ -87,6 +87,9 @@ class Meter:
         """
         call, second = self._call, self.ticks_per_second
         moment = round(seconds * second)
+        if call.is_open and call.began < moment:
+            waiting, sending = call.until(moment)
+            return (self.ticks_waiting + waiting) / second, (self.ticks_sending + sending) / second
         beyond = min(max(0, call.ended - moment), call.took)
         sending = min(beyond, call.took - call.waiting)
         waiting = beyond - sending - max(0, moment - self.clock())
@@ -203,6 +206,15 @@ class _Call:
         meter.ticks_sending += took - waiting
         if meter._trace is not None:
             self._record(meter._trace, waiting, took)
+
+    def until(self, moment: float) -> tuple[float, float]:
+        """How long this call, which is under way, had waited and sent at a moment since it
+        began.
+        """
+        now = self.meter.clock()
+        moment = min(moment, now)
+        sending = max(0, moment - (now - self.sent))
+        return moment - self.began - sending, sending
 
     def _record(self, trace: Trace, waiting: float, took: float) -> None:
         """Waiting is shown before sending, although a call may wait in its middle."""

@@ -14,7 +14,7 @@ from flockstep.optimizers.spec import (
     find_optimizer,
     require_steps_alone,
 )
-from flockstep.optimizers.state import average_state, learning_rate, reset_state
+from flockstep.optimizers.state import average_state, change_state, learning_rate, reset_state
 from flockstep.optimizers.two_stage import TwoStage
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "TwoStage",
     "adamw_on_matrices",
     "average_state",
+    "change_state",
     "fields_of",
     "find_optimizer",
     "learning_rate",

@@ -4,6 +4,8 @@ optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,6 +20,11 @@ def reset_state(optimizer: Optimizer) -> None:
 
 def average_state(optimizer: Optimizer, comm: Comm) -> None:
     """Average all floating-point state over the workers, in one all-reduce for each dtype."""
+    change_state(optimizer, lambda flat: comm.all_reduce(flat, op="mean"))
+
+
+def change_state(optimizer: Optimizer, change: Callable[[Tensor], object]) -> None:
+    """Have `change` change all floating-point state, one flat tensor for each dtype, in place."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -25,7 +32,8 @@ def average_state(optimizer: Optimizer, comm: Comm) -> None:
                 if isinstance(value, Tensor) and value.is_floating_point():
                     by_dtype.setdefault(value.dtype, []).append(value)
     for tensors in by_dtype.values():
-        flat = comm.all_reduce(torch.cat([tensor.reshape(-1) for tensor in tensors]), op="mean")
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        change(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         shaped = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
         torch._foreach_copy_(tensors, shaped)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
-from flockstep.comm import Comm, handle
-from flockstep.errors import WorkerLost
 from flockstep.fields import require, require_choice, require_integer
-from flockstep.randomness import Purpose, torch_stream
-from flockstep.strategies._elastic import Centre, require_alpha
+from flockstep.strategies._elastic import CENTRE, Centre, is_due, moving_rate, require_elastic
+from flockstep.strategies._groups import AdjacentGroup, RandomGroup
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -22,36 +19,45 @@ if TYPE_CHECKING:
 @dataclass
 class EAWildState:
     centre: Centre
-    # The same on all members of a group, so that they agree on the representative:
-    speakers: list[int]  # who can be it: those who were not lost when it was their turn
-    draw: torch.Generator
-
-    group: Comm | None = handle()
+    group: AdjacentGroup | RandomGroup | None  # of this worker
 
 
 @dataclass(frozen=True)
 class EAWild(Strategy[EAWildState]):
     """The elastic pull of EASGD, by whoever comes, whenever it comes.
 
-        d = α(x_i − x̃);  x_i ← x_i − d;  x̃ ← x̃ + d      no lock, no turns
+        d_i = α(x_i − x̃);   x_i ← x_i − η g(x_i) − d_i;   x̃ ← x̃ + d_i      no lock, no turns
 
-    With `groups`, the workers of a group average their gradients every step, and every `period`
-    steps one representative pulls and then broadcasts its parameters inside the group; another one,
-    if it is lost. finish: the centre.
+    All right-hand sides are at the old values, as in EASGD; x̃ is read without a lock, and between
+    that and the moment at which d arrives other workers' changes may land. With another optimizer
+    than plain SGD its change takes the place of −ηg. The pull falls in the step that follows kτ
+    completed steps, k = 0, 1, 2, …, τ the period. finish: the centre.
 
-    Bytes: one blend (there and back) per exchange, by every worker or by one of each group; with
-    groups also an all-reduce of the gradients per step and a broadcast per exchange inside the
-    group; one read at the end.
+    With `groups`, the workers of a group average their gradients every step, and one delegate pulls
+    and then broadcasts its parameters inside the group; another one, if it is lost.
+
+    Bytes: one read and one add per exchange, by every worker or by one of each group; with groups
+    also an all-reduce of the gradients per step and a broadcast per exchange inside the group, of
+    the optimizer's state, too, where groups are drawn anew; one read at the end.
 
     Use: where workers differ in speed, on a machine or a fast network.
 
     Fields:
         period: optimizer steps between exchanges.
-        alpha: the moving rate; None is 0.9 / (number of workers or groups that pull).
-        groups: into how many equal groups the workers are divided, neighbours in rank together;
-            None: no groups.
-        representative: who pulls for its group, its "first" worker that is there or a "random" one
-            each time.
+        alpha: the moving rate α; None is 0.9 / (number of workers or groups that pull), unless
+            `rho` is given.
+        rho: ρ of α = η_t·ρ, with the learning rate of that step. Not with alpha.
+        groups: into how many equal groups the workers are divided; None: no groups.
+        grouping: who is in one group: neighbours in rank ("adjacent"), or at each exchange others,
+            drawn anew ("random"), to whom the delegate brings its parameters and its optimizer's
+            state. Random groups cannot go on without a lost worker.
+        delegate: who pulls for its group, its "first" worker that is there or a "random" one each
+            time.
+        order: "printed", or "after_step": the pull is that of the parameters which the step has
+            made, after steps τ, 2τ, …
+        representative: which model stands for the run: the "centre", or of the replicas the "mean",
+            the "best" or "any". ("first" and "random" are taken for `delegate`, which was called
+            so.)
 
     Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed
         Deep Learning", 2020.
@@ -63,63 +69,64 @@ class EAWild(Strategy[EAWildState]):
     name: ClassVar[str] = "ea_wild"
     period: int = 1
     alpha: float | None = None
+    rho: float | None = None
     groups: int | None = None
-    representative: str = "first"
+    grouping: str = "adjacent"
+    delegate: str = "first"
+    order: str = "printed"
+    representative: str = "centre"
 
     def __post_init__(self) -> None:
-        require_integer("period", self.period, 1)
-        require_alpha(self.alpha)
+        if self.representative in ("first", "random"):
+            object.__setattr__(self, "delegate", self.representative)
+            object.__setattr__(self, "representative", CENTRE)
+        require_elastic(self.period, self.alpha, self.rho, self.order, self.representative)
         if self.groups is not None:
             require_integer("groups", self.groups, 1)
-        require_choice("representative", self.representative, ("first", "random"))
+        require_choice("grouping", self.grouping, ("adjacent", "random"))
+        require_choice("delegate", self.delegate, ("first", "random"))
 
     @property
     def waits(self) -> bool:
         return self.groups is not None
 
+    def optimizer_step(self, worker: Worker, state: EAWildState) -> None:
+        if not is_due(worker, self.period, self.order):
+            worker.optimizer.step()
+            return
+        x = worker.flat.state
+        old = x.clone() if self.order == "printed" else x
+        worker.optimizer.step()
+        if state.group is None:
+            self._pull(worker, state.centre, old)
+        else:
+            state.group.exchange(worker, lambda: self._pull(worker, state.centre, old))
+
+    def _pull(self, worker: Worker, centre: Centre, x: Tensor) -> None:
+        """d = α(x − x̃);  x̃ ← x̃ + d, whatever others do meanwhile; then the worker loses d."""
+        assert centre.shared is not None
+        alpha = moving_rate(worker, self.alpha, self.rho, self.groups or worker.comm.size)
+        d = alpha * (x - centre.shared.read().to(x.device))
+        centre.shared.add(d)
+        worker.flat.state.sub_(d)
+
+    # --- groups -----------------------------------------------------------------------------------
+
     def init(self, worker: Worker) -> EAWildState:
-        comm = worker.comm
-        if self.groups is None:
-            draw = torch_stream(Purpose.DELEGATE, comm.seed)
-            centre = Centre.of(worker, self.alpha, comm.size)
-            return EAWildState(centre, [], draw, group=None)
-        divides = comm.size % self.groups == 0
-        require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
-        colour = comm.rank * self.groups // comm.size
-        draw = torch_stream(Purpose.DELEGATE, comm.seed, colour)
-        group = comm.split(colour)
-        centre = Centre.of(worker, self.alpha, self.groups)
-        return EAWildState(centre, list(range(group.size)), draw, group=group)
+        comm, group = worker.comm, None
+        if self.groups is not None:
+            divides = comm.size % self.groups == 0
+            require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
+            kind = {"adjacent": AdjacentGroup, "random": RandomGroup}[self.grouping]
+            group = kind.of(comm, self.groups, self.delegate)
+        return EAWildState(Centre.of(worker), group)
 
     def on_gradients(self, worker: Worker, state: EAWildState) -> None:
         if state.group is not None:
-            state.group.all_reduce(worker.flat.gradients, op="mean")
-
-    def after_step(self, worker: Worker, state: EAWildState) -> None:
-        if worker.steps % self.period:
-            return
-        if state.group is None:
-            state.centre.pull(worker)
-        else:
-            while not self._pull_as_one(worker, state, state.group):
-                pass  # the representative was lost: another does it
-
-    def _pull_as_one(self, worker: Worker, state: EAWildState, group: Comm) -> bool:
-        chosen = 0
-        if self.representative == "random":
-            chosen = int(torch.randint(len(state.speakers), (), generator=state.draw))
-        speaker = state.speakers[chosen]
-        if group.rank == speaker:
-            state.centre.pull(worker)
-        try:
-            group.broadcast(worker.flat.state, root=speaker)
-        except WorkerLost:  # on every member of the group alike
-            state.speakers.remove(speaker)
-            return False
-        return True
+            state.group.average(worker.flat.gradients)
 
     def preview(self, worker: Worker, state: EAWildState) -> Tensor:
-        return state.centre.preview(worker)
+        return state.centre.preview(worker, worker.flat.state, self.representative)
 
     def finish(self, worker: Worker, state: EAWildState) -> None:
-        state.centre.become(worker)
+        worker.flat.state.copy_(self.preview(worker, state))

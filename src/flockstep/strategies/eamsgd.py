@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from flockstep.fields import require_integer, require_number
-from flockstep.strategies._elastic import Centre, require_alpha
+from flockstep.fields import require_choice, require_number
+from flockstep.strategies._elastic import Centre, is_due, moving_rate, require_elastic
 from flockstep.strategies.base import Strategy
+from flockstep.strategies.easgd import MODES, pull
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -20,28 +21,37 @@ if TYPE_CHECKING:
 class EAMSGDState:
     centre: Centre
     velocity: Tensor  # v
+    position: Tensor  # x, while the model is ahead of it
 
 
 @dataclass(frozen=True)
 class EAMSGD(Strategy[EAMSGDState]):
-    """EASGD in turns, whose workers take their own steps with Nesterov momentum.
+    """EASGD whose workers take their own steps with Nesterov momentum.
 
-        every step, with the gradient of the point ahead:   v ← δv − η g(x + δv);   x ← x + v
-        every `period` steps, in rank order:   d = α(x_i − x̃);   x_i ← x_i − d;   x̃ ← x̃ + d
+        v_i ← δ v_i − η g(x_i + δ v_i)
+        d_i = α(x_i − x̃);   x_i ← x_i + v_i − d_i;   x̃ ← x̃ + d_i
 
-    momentum=0 equals EASGD. −ηg stands for whatever change the worker's optimizer makes at the
-    point ahead, so give it none of its own: plain SGD is the paper's. finish: the centre.
+    d is that of the old x_i, every `period` steps, as in EASGD. momentum=0 equals EASGD. −ηg stands
+    for whatever change the worker's optimizer makes at the point ahead, so give it none of its own:
+    plain SGD is the paper's. finish: the centre.
 
-    Bytes: one blend (there and back) per worker and exchange, and one read at the end.
+    Bytes: those of EASGD in the same mode.
 
     Use: as EASGD, where momentum helps.
 
     Fields:
         period: optimizer steps between exchanges (τ in the paper).
-        alpha: the moving rate; None is 0.9/w.
+        alpha: the moving rate α; None is 0.9/w, unless `rho` is given.
+        rho: ρ of α = η_t·ρ, with the learning rate of that step. Not with alpha.
         momentum: δ, at least 0 and below 1.
+        mode: "first_come": in the order in which workers come, which Wongpanich et al. mean by
+            EA-MSGD; "round_robin": in turns; "sync": all at once.
+        order: "printed", or "after_step": the pull is that of the parameters which the step has
+            made.
+        representative: which model stands for the run: the "centre", or of the replicas the "mean",
+            the "best" or "any".
 
-    Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015.
+    Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015, Algorithm 2.
 
     Example:
         fs.run("digits-mlp", fs.EAMSGD(period=4, momentum=0.5), workers=4)
@@ -50,35 +60,51 @@ class EAMSGD(Strategy[EAMSGDState]):
     name: ClassVar[str] = "eamsgd"
     period: int
     alpha: float | None = None
+    rho: float | None = None
     momentum: float = 0.9
+    mode: str = "first_come"
+    order: str = "printed"
+    representative: str = "centre"
 
     def __post_init__(self) -> None:
-        require_integer("period", self.period, 1)
-        require_alpha(self.alpha)
+        require_elastic(self.period, self.alpha, self.rho, self.order, self.representative)
         require_number("momentum", self.momentum, at_least=0, below=1)
+        require_choice("mode", self.mode, MODES)
+
+    @property
+    def waits(self) -> bool:
+        return self.mode != "first_come"
 
     def init(self, worker: Worker) -> EAMSGDState:
-        return EAMSGDState(
-            Centre.of(worker, self.alpha, worker.comm.size),
-            torch.zeros_like(worker.flat.parameters),
-        )
+        own = worker.flat.parameters
+        centre = Centre.of(worker, is_shared=self.mode != "sync")
+        return EAMSGDState(centre, torch.zeros_like(own), own.clone())
 
     def before_step(self, worker: Worker, state: EAMSGDState) -> None:
+        state.position.copy_(worker.flat.parameters)
         worker.flat.parameters.add_(state.velocity, alpha=self.momentum)  # look ahead
 
     def optimizer_step(self, worker: Worker, state: EAMSGDState) -> None:
-        ahead = worker.flat.parameters.clone()
+        parameters = worker.flat.parameters
+        ahead = parameters.clone()
         worker.optimizer.step()  # now at x + δv − ηg, which is x + v
-        state.velocity.mul_(self.momentum).add_(worker.flat.parameters - ahead)
+        state.velocity.mul_(self.momentum).add_(parameters - ahead)
 
-    def after_step(self, worker: Worker, state: EAMSGDState) -> None:
-        if worker.steps % self.period == 0:
-            with state.centre.value.lock(in_turn=True):
-                state.centre.pull(worker)
+        if is_due(worker, self.period, self.order):
+            is_printed = self.order == "printed"
+            x = self._replica(worker, state) if is_printed else worker.flat.state
+            alpha = moving_rate(worker, self.alpha, self.rho, worker.comm.size)
+            worker.flat.state.sub_(pull(state.centre, worker, x, alpha, self.mode))
+
+    def _replica(self, worker: Worker, state: EAMSGDState) -> Tensor:
+        """x with the buffers."""
+        return torch.cat([state.position, worker.flat.buffers])
 
     def preview(self, worker: Worker, state: EAMSGDState) -> Tensor:
-        return state.centre.preview(worker)
+        own = self._replica(worker, state)
+        return state.centre.preview(worker, own, self.representative)
 
     def finish(self, worker: Worker, state: EAMSGDState) -> None:
-        state.centre.value.retire()
-        state.centre.become(worker)
+        if state.centre.shared is not None:
+            state.centre.shared.retire()  # nobody waits for this worker's turn
+        worker.flat.state.copy_(self.preview(worker, state))

@@ -7,40 +7,59 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from flockstep.fields import require_choice, require_integer
-from flockstep.strategies._elastic import Centre, moving_rate, require_alpha
+from flockstep.fields import require_choice
+from flockstep.strategies._elastic import Centre, is_due, moving_rate, require_elastic
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
 
+MODES = ("round_robin", "first_come", "sync")
 
-@dataclass
-class EASGDState:
-    # Shared (round_robin), or the same on every worker and moved alike (sync).
-    centre: Centre | Tensor
+
+def pull(centre: Centre, worker: Worker, x: Tensor, alpha: float, mode: str) -> Tensor:
+    """d = α(x − x̃);  x̃ ← x̃ + d, at the same old values. Return d."""
+    if centre.shared is None:  # sync: x̃ ← x̃ + Σ_k d_k, by all workers alike
+        assert centre.alike is not None
+        d = alpha * (x - centre.alike)
+        centre.alike.add_(worker.comm.all_reduce(d.clone()))
+        return d
+
+    with centre.shared.lock(in_turn=mode == "round_robin"):
+        old_centre = centre.shared.blend(x, alpha).to(x.device)  # x̃ ← x̃ + α(x − x̃)
+    d = alpha * (x - old_centre)
+    return d
 
 
 @dataclass(frozen=True)
-class EASGD(Strategy[EASGDState]):
+class EASGD(Strategy[Centre]):
     """Workers and a centre pull at each other every `period` steps.
 
-        round_robin, in rank order:   d = α(x_i − x̃);     x_i ← x_i − d;     x̃ ← x̃ + d
-        sync, all at once:            d_i = α(x_i − x̃);   x_i ← x_i − d_i;   x̃ ← x̃ + Σ_k d_k
+        d_i = α(x_i − x̃);   x_i ← x_i − η g(x_i) − d_i;   x̃ ← x̃ + d_i
+        sync, all at once:   x̃ ← x̃ + Σ_k d_k = (1 − wα) x̃ + wα · (1/w) Σ_k x_k
 
-    In turns a worker holds the lock; at once, both sides are computed from the old values.
-    finish: the centre. Statistics of batch normalisation follow the same rule as the parameters.
+    All right-hand sides are at the old values: the pull is that of the parameters at which the
+    gradient was taken. With another optimizer than plain SGD its change takes the place of −ηg. The
+    pull falls in the step that follows kτ completed steps, k = 0, 1, 2, …, τ the period. finish:
+    the centre. Statistics of batch normalisation follow the same rule as the parameters.
 
-    Bytes: round_robin, one blend (there and back) per worker and exchange, and one read at the end;
-        sync, one all-reduce.
+    Bytes: round_robin and first_come, one blend (there and back) per worker and exchange, and one
+        read at the end; sync, one all-reduce.
 
     Use: where workers shall explore around a common centre; "round_robin" as the baseline of
         EAWild.
 
     Fields:
         period: optimizer steps between exchanges (τ in the paper).
-        alpha: the moving rate α = η·ρ; None is 0.9/w, the paper's choice.
-        mode: "round_robin" or "sync".
+        alpha: the moving rate α; None is 0.9/w, the paper's choice, unless `rho` is given.
+        rho: ρ of α = η_t·ρ, with the learning rate of that step: the pull follows warm-up and
+            decay. Not with alpha.
+        mode: "round_robin": workers hold the lock in turns, in rank order; "first_come": in the
+            order in which they come (asynchronous EASGD); "sync": all at once.
+        order: "printed", or "after_step": the pull is that of the parameters which the step has
+            made, after steps τ, 2τ, …; what many public codes do.
+        representative: which model stands for the run: the "centre", or of the replicas the "mean",
+            the "best" or "any".
 
     Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015. Round robin
     is the form in which You et al. and Wongpanich et al. (2020) run it as "original EASGD".
@@ -52,41 +71,36 @@ class EASGD(Strategy[EASGDState]):
     name: ClassVar[str] = "easgd"
     period: int
     alpha: float | None = None
+    rho: float | None = None
     mode: str = "round_robin"
+    order: str = "printed"
+    representative: str = "centre"
 
     def __post_init__(self) -> None:
-        require_integer("period", self.period, 1)
-        require_alpha(self.alpha)
-        require_choice("mode", self.mode, ("round_robin", "sync"))
+        require_elastic(self.period, self.alpha, self.rho, self.order, self.representative)
+        require_choice("mode", self.mode, MODES)
 
-    def init(self, worker: Worker) -> EASGDState:
-        if self.mode == "sync":
-            return EASGDState(worker.flat.state.clone())
-        return EASGDState(Centre.of(worker, self.alpha, worker.comm.size))
+    @property
+    def waits(self) -> bool:
+        return self.mode != "first_come"
 
-    def after_step(self, worker: Worker, state: EASGDState) -> None:
-        if worker.steps % self.period:
+    def init(self, worker: Worker) -> Centre:
+        return Centre.of(worker, is_shared=self.mode != "sync")
+
+    def optimizer_step(self, worker: Worker, state: Centre) -> None:
+        if not is_due(worker, self.period, self.order):
+            worker.optimizer.step()
             return
-        if isinstance(state.centre, Tensor):
-            self._pull_together(worker, state.centre)
-        else:
-            with state.centre.value.lock(in_turn=True):
-                state.centre.pull(worker)
+        x = worker.flat.state
+        old = x.clone() if self.order == "printed" else x
+        worker.optimizer.step()
+        alpha = moving_rate(worker, self.alpha, self.rho, worker.comm.size)
+        x.sub_(pull(state, worker, old, alpha, self.mode))
 
-    def _pull_together(self, worker: Worker, centre: Tensor) -> None:
-        pull = (worker.flat.state - centre).mul_(moving_rate(self.alpha, worker.comm.size))
-        worker.flat.state.sub_(pull)
-        # A sum, so that nobody needs to know how many took part.
-        centre.add_(worker.comm.all_reduce(pull))
+    def preview(self, worker: Worker, state: Centre) -> Tensor:
+        return state.preview(worker, worker.flat.state, self.representative)
 
-    def preview(self, worker: Worker, state: EASGDState) -> Tensor:
-        if isinstance(state.centre, Tensor):
-            return state.centre.clone()
-        return state.centre.preview(worker)
-
-    def finish(self, worker: Worker, state: EASGDState) -> None:
-        if isinstance(state.centre, Tensor):
-            worker.flat.state.copy_(state.centre)
-        else:
-            state.centre.value.retire()
-            state.centre.become(worker)
+    def finish(self, worker: Worker, state: Centre) -> None:
+        if state.shared is not None:
+            state.shared.retire()  # nobody waits for this worker's turn
+        worker.flat.state.copy_(self.preview(worker, state))

@@ -19,8 +19,9 @@ class Home:
     """Where a shared tensor lives. Touched only by ordered calls, which come in the order of (time,
     rank).
 
-    The link carries one transfer at a time. A transfer that finds it busy waits, and whoever is
-    served later sees what was served before: that is what "landed before" means here."""
+    The link carries one transfer at a time, in the order of asking; a transfer that finds it busy
+    waits. A read sees the value as it is when it is asked for. A change lands when it arrives: who
+    reads while it is under way still sees the old value, as on a real network."""
 
     def __init__(self, identity: str, value: Tensor, link: Link, members: int) -> None:
         self.identity = identity
@@ -85,22 +86,25 @@ class SimShared(SharedTensor):
         self._known, self._changes = known
 
     def _read(self, out: Tensor) -> None:
-        def read() -> None:
+        def apply() -> int:
             out.copy_(self._home.value)
+            self._note(reads=True, changes=False)
+            return self._transferred(self._slot.clock, costs.message_seconds)
 
-        self._transfer("read", read, costs.message_seconds, [out], reads=True)
+        past = self._scheduler.ordered(self._slot, self._call("read"), apply, [out])
+        self._learn_again(past, reads=True, changes=False)
 
     def _write(self, tensor: Tensor) -> None:
         def write() -> None:
             self._home.value.copy_(tensor)
 
-        self._transfer("write", write, costs.message_seconds, changes=True)
+        self._change("write", write, costs.message_seconds, arrives=1.0)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         def add() -> None:
             self._home.value.add_(tensor.to(self._home.value), alpha=scale)
 
-        self._transfer("add", add, costs.message_seconds, changes=True)
+        self._change("add", add, costs.message_seconds, arrives=1.0)
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         before = torch.empty_like(tensor)
@@ -110,31 +114,44 @@ class SimShared(SharedTensor):
             before.copy_(value)
             value.add_(tensor.to(value) - value, alpha=weight)
 
-        self._transfer("blend", blend, costs.blend_seconds, [before], reads=True, changes=True)
+        # There and back.
+        self._change("blend", blend, costs.blend_seconds, arrives=0.5, heard=[before], reads=True)
         return before
 
-    def _transfer(
+    def _change(
         self,
         verb: str,
         act: Callable[[], object],
         seconds: Callable[[Link, float], float],
-        heard: list[Tensor] | None = None,
         *,
+        arrives: float,
+        heard: list[Tensor] | None = None,
         reads: bool = False,
-        changes: bool = False,
     ) -> None:
-        home = self._home
+        """Have `act` change the value after the part `arrives` of the time that the transfer
+        takes.
+        """
+        call, home, meter, slot = self._call(verb), self._home, self.meter, self._slot
+        cost = to_ticks(self._seconds(seconds))
+        there = round(cost * arrives)
+        back = cost - there
 
-        def apply() -> int:
+        def depart() -> int:
+            meter.sent(there)
+            return home.transfer(slot.clock, cost) - back
+
+        def land() -> int:
             act()
-            self._note(reads, changes)
-            end = self._transferred(self._slot.clock, seconds)
+            self._note(reads, changes=True)
             for watcher in [*home.watchers]:
-                watcher(end)
-            return end
+                watcher(slot.clock)
+            meter.sent(back)
+            return slot.clock + back
 
-        past = self._scheduler.ordered(self._slot, self._call(verb), apply, heard)
-        self._learn_again(past, reads, changes)
+        if cost:  # else it lands at once
+            self._scheduler.ordered(slot, f"{call}, under way", depart)
+        past = self._scheduler.ordered(slot, call, land, heard)
+        self._learn_again(past, reads, changes=True)
 
     def _note(self, reads: bool, changes: bool) -> None:
         """Count a change, and what this worker knows of those by others."""
@@ -161,12 +178,17 @@ class SimShared(SharedTensor):
         """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at
         which the value lives.
         """
-        home = self._home
-        if self.meter.paused or self.is_home:
+        cost = to_ticks(self._seconds(seconds))
+        if not cost:
             return ticks
-        cost = to_ticks(seconds(home.link, home.value.nbytes))
         self.meter.sent(cost)
-        return home.transfer(ticks, cost)
+        return self._home.transfer(ticks, cost)
+
+    def _seconds(self, seconds: Callable[[Link, float], float]) -> float:
+        """What a transfer costs this worker."""
+        if self.meter.paused or self.is_home:
+            return 0.0
+        return seconds(self._home.link, self._home.value.nbytes)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
         home = self._home
