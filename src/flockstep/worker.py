@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class Worker:
     _steps_before = 0  # the loop
     _accumulate = 1
     _writer: Writer | None = None  # of checkpoints
+    _again: Callable[[], Tensor | float] | None = None  # computes the loss of the last batch
+    _loss_after_step: float | None = None  # once somebody has asked
 
     def __init__(
         self,
@@ -162,6 +164,28 @@ class Worker:
     def progress(self) -> Progress:
         """How far the training has come, for schedules."""
         return Progress(self.steps, self.total_steps, self.course.epochs_done)
+
+    @property
+    def loss_after_step(self) -> float:
+        """On the last batch, of the parameters as they are now; that of before the step where
+        `worker.step` was not told how to compute it `again`.
+        """
+        if self._loss_after_step is None:
+            self._loss_after_step = self.loss if self._again is None else self._computed_again()
+        return self._loss_after_step
+
+    @loss_after_step.setter
+    def loss_after_step(self, loss: float) -> None:
+        self._loss_after_step = loss
+
+    def _computed_again(self) -> float:
+        assert self._again is not None
+        was_training = self.model.training
+        self.model.eval()  # another pass must not count in batch normalisation
+        with torch.no_grad():
+            loss = number_in("loss", self._again())
+        self.model.train(was_training)
+        return loss
 
     def batches(
         self,
@@ -278,6 +302,7 @@ class Worker:
         accuracy: float | None = None,
         *,
         scaler: GradScaler | None = None,
+        again: Callable[[], Tensor | float] | None = None,
     ) -> bool:
         """Use the gradients: exchange as the strategy says, step, and clear them for the next
         step. Return whether a step was taken, which only a scaler can prevent.
@@ -287,10 +312,16 @@ class Worker:
         `scaler.update()` is called here. Where a gradient is not finite, the step is left out as if
         the batch had never been: on all workers if one of them has found it, which they tell each
         other at every step; by itself, a worker whose strategy never waits.
+
+        `again` computes the loss of this batch once more, for methods that ask how good the
+        parameters have become: `again=lambda: cross_entropy(model(x), y)`. It is called at most
+        once, without gradients and in evaluation mode.
         """
         self._require_untouched()
         require_scaler(scaler)
+        require(again is None or callable(again), "again", "be callable", again)
         self._record(number_in("loss", loss), accuracy)
+        self._again, self._loss_after_step = again, None
         self.comm.elapse(times=self.course.relative_size)
         if self.flat.is_outgrown:
             self._begin_anew()
@@ -420,7 +451,10 @@ class Worker:
 
     def counters(self) -> dict[str, Any]:
         """What hooks of a strategy may ask of a worker, beside its model."""
-        return {name: getattr(self, name) for name in COUNTERS}
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        if self.strategy.needs_loss_after_step:
+            counters["loss_after_step"] = self.loss_after_step
+        return counters
 
     @contextmanager
     def changing_parameters(self) -> Iterator[None]:

@@ -40,6 +40,9 @@ def part_of(worker: Worker, **more: Any) -> Part:
         )
     tensors, values = save_state(worker.state, type(worker.strategy).__name__)
     shared = shared_tensors(worker.state)
+    of_worker = {name: getattr(worker, name) for name in OF_WORKER}
+    if worker.strategy.needs_loss_after_step:  # a run that goes on may have no step left
+        of_worker["loss_after_step"] = worker.loss_after_step
     data = {
         "rank": worker.comm.rank,
         "flat": worker.flat.state,
@@ -47,7 +50,7 @@ def part_of(worker: Worker, **more: Any) -> Part:
         "optimizer": worker.optimizer.state_dict(),
         "state": {"tensors": tensors, "values": json.dumps(values)},
         "known": {path: tensor.known() for path, tensor in shared.items()},
-        "worker": {name: getattr(worker, name) for name in OF_WORKER},
+        "worker": of_worker,
         "course": course.saved(),
         "is_in_loop": worker.is_in_loop,
         "is_exhausted": worker.is_in_loop and not worker.has_more_batches,
@@ -102,5 +105,7 @@ def load_part(worker: Worker, data: dict[str, Any]) -> None:
         shared.know(data["known"][path])
     for name in OF_WORKER:
         setattr(worker, name, data["worker"][name])
+    if worker.strategy.needs_loss_after_step:
+        worker.loss_after_step = data["worker"]["loss_after_step"]
     worker.course.load(data["course"], data["is_in_loop"], data["is_exhausted"])
     worker.note_changes()

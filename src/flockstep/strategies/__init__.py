@@ -32,7 +32,15 @@ from flockstep.strategies.pso_ps import PSOPS
 from flockstep.strategies.slowmo import SlowMo
 from flockstep.strategies.stale_sync import StaleSync
 from flockstep.strategies.sync_sgd import SyncSGD
-from flockstep.strategies.theory import growing_distance, pull_within, settled_distance
+from flockstep.strategies.theory import (
+    LockFreeBound,
+    growing_distance,
+    lock_free_bound,
+    printed_distance,
+    pull_within,
+    settled_distance,
+    small_pull_distance,
+)
 
 ENTRY_POINTS = "flockstep.strategies"
 
@@ -83,6 +91,7 @@ __all__ = [
     "Households",
     "Independent",
     "LocalSGD",
+    "LockFreeBound",
     "NoSync",
     "PostLocalSGD",
     "SlowMo",
@@ -95,11 +104,14 @@ __all__ = [
     "handle",
     "load_state",
     "local_batch",
+    "lock_free_bound",
+    "printed_distance",
     "pull_within",
     "read_state",
     "save_state",
     "settled_distance",
     "shared_tensors",
+    "small_pull_distance",
 ]
 
 

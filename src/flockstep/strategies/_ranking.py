@@ -20,9 +20,17 @@ def ranked(comm: Comm, loss: float) -> list[int]:
     """The workers from the lowest loss to the highest; of equal ones the lower rank first. One
     number per worker.
     """
+    return lowest_first(told_by_all(comm, loss))
+
+
+def told_by_all(comm: Comm, loss: float) -> dict[int, float]:
+    """The losses of all who are there, by rank."""
     told = comm.all_gather(torch.tensor(loss, dtype=torch.float64))
-    losses = {rank: float(value) for rank, value in told.by_rank().items()}
-    return sorted(losses, key=losses.__getitem__)
+    return {rank: float(value) for rank, value in told.by_rank().items()}
+
+
+def lowest_first(losses: dict[int, float]) -> list[int]:
+    return sorted(sorted(losses), key=losses.__getitem__)
 
 
 def last_score(worker: Worker, score: str) -> float:

@@ -42,6 +42,13 @@ class Strategy(Generic[State]):
         return False
 
     @property
+    def needs_loss_after_step(self) -> bool:
+        """Whether `finish` asks for `worker.loss_after_step`: how good the parameters have become
+        on the last batch, at the cost of one more forward pass.
+        """
+        return False
+
+    @property
     def needs_length(self) -> bool:
         """Whether the method goes by `worker.total_steps`, which must then not change later."""
         return False

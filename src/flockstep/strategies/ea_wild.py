@@ -113,11 +113,12 @@ class EAWild(Strategy[EAWildState]):
     # --- groups -----------------------------------------------------------------------------------
 
     def init(self, worker: Worker) -> EAWildState:
-        comm, group = worker.comm, None
+        comm = worker.comm
+        group: AdjacentGroup | RandomGroup | None = None
         if self.groups is not None:
             divides = comm.size % self.groups == 0
             require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
-            kind = {"adjacent": AdjacentGroup, "random": RandomGroup}[self.grouping]
+            kind = AdjacentGroup if self.grouping == "adjacent" else RandomGroup
             group = kind.of(comm, self.groups, self.delegate)
         return EAWildState(Centre.of(worker), group)
 

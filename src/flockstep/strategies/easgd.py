@@ -23,11 +23,10 @@ def pull(centre: Centre, worker: Worker, x: Tensor, alpha: float, mode: str) -> 
         assert centre.alike is not None
         d = alpha * (x - centre.alike)
         centre.alike.add_(worker.comm.all_reduce(d.clone()))
-        return d
-
-    with centre.shared.lock(in_turn=mode == "round_robin"):
-        old_centre = centre.shared.blend(x, alpha).to(x.device)  # x̃ ← x̃ + α(x − x̃)
-    d = alpha * (x - old_centre)
+    else:
+        with centre.shared.lock(in_turn=mode == "round_robin"):
+            old_centre = centre.shared.blend(x, alpha)  # x̃ ← x̃ + α(x − x̃)
+        d = alpha * (x - old_centre.to(x.device))
     return d
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from flockstep.comm import broadcast_from_first
-from flockstep.strategies._ranking import ranked
+from torch import Tensor
+
+from flockstep.strategies._representative import representative, require_representative
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -23,21 +23,31 @@ class Independent(Strategy[None]):
     One batch's loss is mostly noise, so the losses compared are exponential means over the last ten
     steps or so; of equal ones the lowest rank wins.
 
-    Bytes: nothing while training; at the end one number per worker and one broadcast of the model.
+    Bytes: nothing while training; at the end one number per worker and one broadcast of the model
+    ("mean": one all-reduce; "any": the broadcast alone).
 
     Use: as the control in every comparison.
+
+    Fields:
+        representative: which model stands for the run: the "best", the "mean" of all (one-shot
+            averaging) or "any".
 
     Example:
         fs.run("digits-mlp", fs.Independent(), workers=4)
     """
 
     name: ClassVar[str] = "independent"
+    representative: str = "best"
+
+    def __post_init__(self) -> None:
+        require_representative(self.representative)
 
     @property
     def waits(self) -> bool:
         return False
 
+    def preview(self, worker: Worker, state: None) -> Tensor:
+        return representative(worker, worker.flat.state, self.representative)
+
     def finish(self, worker: Worker, state: None) -> None:
-        # A worker that took no step has no loss, and represents nothing.
-        loss = math.inf if math.isnan(worker.smooth_loss) else worker.smooth_loss
-        broadcast_from_first(worker.comm, worker.flat.state, ranked(worker.comm, loss))
+        worker.flat.state.copy_(self.preview(worker, state))

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from flockstep.comm import Background, broadcast_from_first, sum_at_first
+from flockstep.comm import (
+    Average,
+    Background,
+    Comm,
+    averager,
+    broadcast_from_first,
+    handle,
+    require_algorithm,
+    sum_at_first,
+)
 from flockstep.fields import require, require_choice, require_integer, require_number
-from flockstep.strategies._ranking import SCORES, last_score, ranked
+from flockstep.strategies._ranking import SCORES, last_score, lowest_first, told_by_all
+from flockstep.strategies._representative import representative, require_representative
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -23,6 +34,9 @@ class NoSyncState:
     centres: deque[Tensor]  # of the last exchanges, the oldest first
     wait: Background  # until the newest of them is there
 
+    average: Average = handle()  # over all workers
+    group: Comm | None = handle()  # the workers of this particle
+
 
 @dataclass(frozen=True)
 class NoSync(Strategy[NoSyncState]):
@@ -32,13 +46,19 @@ class NoSync(Strategy[NoSyncState]):
         N: the n workers with the best score on their last batch
 
     pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0
-    equals Independent, and sends nothing. finish: the centre of mass of all. Statistics of batch
-    normalisation are pulled with the parameters. How far apart the workers settle:
+    has the trajectories of Independent, and sends nothing. finish, and looks before: the centre of
+    mass of all, which is our choice; the paper does not say which model it evaluates. Statistics of
+    batch normalisation are pulled with the parameters. How far apart the workers settle:
     `fs.settled_distance`.
 
-    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise one
-    number per worker, and n−1 + w−1 messages of parameters, buffers and a count in all: summed at
-    the best of N, and broadcast from there. At the end one all-reduce.
+    With `groups` a particle is a group of workers that average their gradients every step: NoSync
+    is "orthogonal to existing data-parallel approaches". A particle's score is the mean of its
+    members', and n counts particles; one worker of each sends its parameters.
+
+    Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise, or
+    with groups, one number per worker, and n−1 + w−1 messages of parameters, buffers and a count in
+    all: summed at the best of N, and broadcast from there. With groups also an all-reduce of the
+    gradients per step inside each. At the end one all-reduce, or what the representative takes.
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.
 
@@ -51,6 +71,11 @@ class NoSync(Strategy[NoSyncState]):
         score: what N is chosen by: "loss", or "accuracy" (the paper's choice), passed as
             `worker.step(loss, accuracy=…)`; `fs.run` takes the task's metric on the batch, at the
             cost of another forward pass.
+        groups: how many particles there are, each of equally many neighbours in rank; None: every
+            worker is one.
+        all_reduce: how the centre of all is computed: "flat", "tree" (the paper's reduction tree)
+            or another algorithm of SyncSGD's. Only where all workers make the centre.
+        representative: which model stands for the run: the "mean", the "best" or "any".
 
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
 
@@ -64,6 +89,9 @@ class NoSync(Strategy[NoSyncState]):
     period: int = 1
     staleness: int = 0
     score: str = "loss"
+    groups: int | None = None
+    all_reduce: str = "flat"
+    representative: str = "mean"
 
     def __post_init__(self) -> None:
         require_number("pull", self.pull, at_least=0, at_most=1)
@@ -72,47 +100,84 @@ class NoSync(Strategy[NoSyncState]):
         require_integer("period", self.period, 1)
         require_integer("staleness", self.staleness, 0)
         require_choice("score", self.score, SCORES)
+        if self.groups is not None:
+            require_integer("groups", self.groups, 1)
+        require_algorithm("all_reduce", self.all_reduce)
+        is_of_all = self.best is None and self.groups is None
+        rule = "be 'flat' with 'best' or 'groups', whose centre is not of all workers"
+        require(is_of_all or self.all_reduce == "flat", "all_reduce", rule, self.all_reduce)
+        require_representative(self.representative)
 
     @property
     def needs_accuracy(self) -> bool:
         return self.best is not None and self.score == "accuracy"
 
     def init(self, worker: Worker) -> NoSyncState:
-        workers = worker.comm.size
-        require(
-            self.best is None or self.best <= workers,
-            "best",
-            f"be at most the workers, {workers}",
-            self.best,
+        comm, group = worker.comm, None
+        if self.groups is not None:
+            divides = comm.size % self.groups == 0
+            require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
+            group = comm.split(self._particle_of(comm.rank, comm))
+        particles = comm.size if self.groups is None else self.groups
+        fits = self.best is None or self.best <= particles
+        kind = "workers" if self.groups is None else "groups"
+        require(fits, "best", f"be at most the {kind}, {particles}", self.best)
+        return NoSyncState(
+            deque(maxlen=self.staleness + 1),
+            Background(comm=comm),
+            average=averager(comm, self.all_reduce),
+            group=group,
         )
-        return NoSyncState(deque(maxlen=self.staleness + 1), Background(comm=worker.comm))
+
+    def on_gradients(self, worker: Worker, state: NoSyncState) -> None:
+        if state.group is not None:
+            state.group.all_reduce(worker.flat.gradients, op="mean")
 
     def after_step(self, worker: Worker, state: NoSyncState) -> None:
         if worker.steps % self.period or self.pull == 0:
             return
         state.wait()  # a centre is on its way at a time
         with worker.comm.in_background() as state.wait:
-            state.centres.append(self._centre(worker))
+            state.centres.append(self._centre(worker, state))
         if self.staleness == 0:
             state.wait()
         if len(state.centres) > self.staleness:
-            worker.flat.state.lerp_(state.centres[0], self.pull)
+            worker.flat.state.lerp_(state.centres[0], self.pull)  # x ← (1−β) x + β·centre
 
-    def _centre(self, worker: Worker) -> Tensor:
-        """The mean of the workers in N."""
+    def _centre(self, worker: Worker, state: NoSyncState) -> Tensor:
+        """(1/n) Σ_{k∈N} x_k."""
         comm, own = worker.comm, worker.flat.state
-        if self.best is None:
-            return comm.all_reduce(own.clone(), op="mean")
-        best_first = ranked(comm, last_score(worker, self.score))
+        if self.best is None and self.groups is None:
+            centre = own.clone()
+            state.average(centre)
+            return centre
+
+        best_first = self._particles(worker)
         wide = own.to(torch.promote_types(own.dtype, torch.float32))
         # And how many it is the sum of, since some may be lost.
         total = torch.cat([wide, wide.new_ones(1)])
         sum_at_first(comm, total, best_first[: self.best], without_lost=True)
-        broadcast_from_first(comm, total, best_first)
+        others = [rank for rank in range(comm.size) if rank not in best_first]
+        broadcast_from_first(comm, total, [*best_first, *others])
         return total[:-1].div_(total[-1]).to(own.dtype)
 
+    def _particles(self, worker: Worker) -> list[int]:
+        """The first worker that is there of each particle, the best particle first."""
+        comm = worker.comm
+        score = last_score(worker, self.score) if self.best is not None else 0.0
+        scores: dict[int, list[float]] = {}
+        speakers: dict[int, int] = {}
+        for rank, told in told_by_all(comm, score).items():
+            particle = self._particle_of(rank, comm)
+            scores.setdefault(particle, []).append(told)
+            speakers.setdefault(particle, rank)
+        return lowest_first({rank: fmean(scores[each]) for each, rank in speakers.items()})
+
+    def _particle_of(self, rank: int, comm: Comm) -> int:
+        return rank if self.groups is None else rank * self.groups // comm.size
+
     def preview(self, worker: Worker, state: NoSyncState) -> Tensor:
-        return worker.comm.all_reduce(worker.flat.state.clone(), op="mean")
+        return representative(worker, worker.flat.state, self.representative)
 
     def finish(self, worker: Worker, state: NoSyncState) -> None:
         state.wait()

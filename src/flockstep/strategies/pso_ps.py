@@ -44,12 +44,16 @@ class PSOPS(Strategy[PSOPSState]):
         m = m_max − t (m_max − m_min)/t_max,   λ the epoch 1 … E,   r1, r2 uniform in (0, 1)
 
     gBest is the worker with the lowest loss on its current batch, pBest_i where worker i's own was
-    lowest so far. All start equal, with v = 0. finish: gBest. Statistics of batch normalisation
-    stay each worker's own.
+    lowest so far. All start equal, with v = 0. Statistics of batch normalisation stay each
+    worker's own. finish: gBest, by the loss of the parameters that are returned: each worker looks
+    at its last batch once more. In a loop of your own say how, `worker.step(loss, again=lambda:
+    cross_entropy(model(x), y))`; else the loss from before the last step decides.
 
     The equations with λ are a reconstruction from the paper's prose ("the random factor decays;
-    local and global search weaken"); `decay` says what 1/λ multiplies. Public re-implementations
-    report that PSO loses to plain averaging: always show LocalSGD at equal bytes beside it.
+    local and global search weaken"; its table's cell for λ is damaged: "epoch-size", and the text
+    has it run from 1 "to adjust the offset of parameters"); `decay` says what 1/λ multiplies.
+    Public re-implementations report that PSO loses to plain averaging: always show LocalSGD at
+    equal bytes beside it.
 
     Bytes: one number per worker and one broadcast of the parameters every `period` steps; at the
     end the same with the buffers.
@@ -62,10 +66,12 @@ class PSOPS(Strategy[PSOPSState]):
         c2: attraction of the swarm's best.
         inertia_max: m at the beginning.
         inertia_min: m at the end.
-        decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand side, or
-            "none" of it.
+        decay: what 1/λ multiplies: the "attraction" (the bracket), "all" of the right-hand side of
+            v, the "position" (x_i ← x_i + v_i/λ), or "none" of it.
         random: whether r1 and r2 are one number each ("scalar") or one for each parameter
             ("vector").
+        personal_best: when a worker compares its loss with its best so far: at "every_step" (the
+            text of the paper's Table I), or at "swarm_steps" alone (its Algorithm 1).
 
     Paper: Ye, Han, Sun, Lv, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
     Distributed Training of Deep Neural Networks", 2020.
@@ -82,6 +88,7 @@ class PSOPS(Strategy[PSOPSState]):
     inertia_min: float = 0.3
     decay: str = "attraction"
     random: str = "scalar"
+    personal_best: str = "every_step"
 
     def __post_init__(self) -> None:
         require_integer("period", self.period, 1)
@@ -92,8 +99,13 @@ class PSOPS(Strategy[PSOPSState]):
         require(
             falls, "inertia_min", f"be at most inertia_max, {self.inertia_max}", self.inertia_min
         )
-        require_choice("decay", self.decay, ("attraction", "all", "none"))
+        require_choice("decay", self.decay, ("attraction", "all", "position", "none"))
         require_choice("random", self.random, ("scalar", "vector"))
+        require_choice("personal_best", self.personal_best, ("every_step", "swarm_steps"))
+
+    @property
+    def needs_loss_after_step(self) -> bool:
+        return True  # which ranks the particles at the end
 
     @property
     def needs_length(self) -> bool:
@@ -106,26 +118,35 @@ class PSOPS(Strategy[PSOPSState]):
         )
 
     def optimizer_step(self, worker: Worker, state: PSOPSState) -> None:
+        step = worker.steps + 1
+        is_of_swarm = step % self.period == 0
+        if is_of_swarm or self.personal_best == "every_step":
+            self._remember_best(worker, state)
+        if is_of_swarm:
+            self._swarm_step(worker, state, step)
+        else:
+            worker.optimizer.step()
+
+    def _remember_best(self, worker: Worker, state: PSOPSState) -> None:
         # The loss is that of the parameters as they still are.
         if worker.loss < state.best_loss:
             state.best_loss = worker.loss
             state.best.copy_(worker.flat.parameters)
-        step = worker.steps + 1
-        if step % self.period:
-            worker.optimizer.step()
-        else:
-            self._swarm_step(worker, state, step)
 
     def _swarm_step(self, worker: Worker, state: PSOPSState, step: int) -> None:
-        own, comm = worker.flat.parameters, worker.comm
-        best = own.clone()
-        broadcast_from_first(comm, best, ranked(comm, last_score(worker, "loss")))
-        attraction = self._random(state, own).mul_(state.best - own).mul_(self.c1)
-        attraction.addcmul_(self._random(state, own), best - own, value=self.c2)
-        epoch = worker.epoch + 1
-        state.velocity.mul_(self._inertia(worker, step) / (epoch if self.decay == "all" else 1))
-        state.velocity.add_(attraction, alpha=1 if self.decay == "none" else 1 / epoch)
-        own.add_(state.velocity)
+        x, v, comm = worker.flat.parameters, state.velocity, worker.comm
+        swarm_best = x.clone()
+        broadcast_from_first(comm, swarm_best, ranked(comm, last_score(worker, "loss")))
+
+        attraction = self._random(state, x).mul_(state.best - x).mul_(self.c1)
+        attraction.addcmul_(self._random(state, x), swarm_best - x, value=self.c2)
+
+        weaker = 1 / (worker.epoch + 1)  # 1/λ
+        v.mul_(self._inertia(worker, step))
+        v.add_(attraction, alpha=weaker if self.decay == "attraction" else 1)
+        if self.decay == "all":
+            v.mul_(weaker)
+        x.add_(v, alpha=weaker if self.decay == "position" else 1)
 
     def _inertia(self, worker: Worker, step: int) -> float:
         if worker.total_steps is None:
@@ -141,7 +162,12 @@ class PSOPS(Strategy[PSOPSState]):
             return torch.rand(like.shape, dtype=like.dtype, generator=state.draw).to(like.device)
         return torch.full_like(like, float(torch.rand((), generator=state.draw)))
 
+    def preview(self, worker: Worker, state: PSOPSState) -> Tensor:
+        best = worker.flat.state.clone()
+        loss = worker.loss_after_step
+        order = ranked(worker.comm, math.inf if math.isnan(loss) else loss)
+        broadcast_from_first(worker.comm, best, order)
+        return best
+
     def finish(self, worker: Worker, state: PSOPSState) -> None:
-        broadcast_from_first(
-            worker.comm, worker.flat.state, ranked(worker.comm, last_score(worker, "loss"))
-        )
+        worker.flat.state.copy_(self.preview(worker, state))

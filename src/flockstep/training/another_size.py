@@ -117,7 +117,7 @@ def _representative(parts: list[dict[str, Any]], before: Job) -> dict[str, Tenso
 def _copy(part: dict[str, Any]) -> Copy:
     known = part["worker"] | part["course"] | {"total_steps": part["worker"]["_total_steps"]}
     figures = Figures(*[0.0] * 12)  # which nobody looks at
-    counters = {name: known[name] for name in COUNTERS}
+    counters = {name: known[name] for name in (*COUNTERS, "loss_after_step") if name in known}
     state, values = part["state"]["tensors"], json.loads(part["state"]["values"])
     return Copy(figures, part["flat"], state, values, {}, counters)
 

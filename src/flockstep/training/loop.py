@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,10 @@ def _loop(worker: Worker, observer: Observer, job: Job) -> None:
         loss = worker.adjust_loss(loss, batch)
         loss.backward()
         asks = spec.strategy.needs_accuracy
-        worker.step(loss, _score(task, model, batch) if asks else None)
+        again = None
+        if spec.strategy.needs_loss_after_step:
+            again = partial(task.loss, model, batch)
+        worker.step(loss, _score(task, model, batch) if asks else None, again=again)
         if observer.after_step():
             break
         if snapshots is not None:
