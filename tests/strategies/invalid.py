@@ -99,6 +99,24 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (fs.NoSync, {"pull": 1, "best": 0}, "'best' must be at least 1 (got 0)"),
     (fs.NoSync, {"pull": 1, "period": 0}, "'period' must be at least 1 (got 0)"),
     (fs.NoSync, {"pull": 1, "staleness": -1}, "'staleness' must be at least 0 (got -1)"),
+    (fs.NoSync, {"pull": 1, "groups": 0}, "'groups' must be at least 1 (got 0)"),
+    (
+        fs.NoSync,
+        {"pull": 1, "best": 2, "all_reduce": "tree"},
+        "'all_reduce' must be 'flat' with 'best' or 'groups', whose centre is not of all workers "
+        "(got 'tree')",
+    ),
+    (
+        fs.NoSync,
+        {"pull": 1, "representative": "centre"},
+        "'representative' must be one of 'mean', 'best', 'any' (got 'centre')",
+    ),
+    (
+        fs.Independent,
+        {"representative": "first"},
+        "'representative' must be one of 'mean', 'best', 'any' (got 'first')",
+    ),
+    (fs.BestOnly, {"score": "luck"}, "'score' must be one of 'loss', 'accuracy' (got 'luck')"),
     (
         fs.NoSync,
         {"pull": 1, "score": "luck"},
@@ -112,7 +130,12 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (
         fs.PSOPS,
         {"decay": "soon"},
-        "'decay' must be one of 'attraction', 'all', 'none' (got 'soon')",
+        "'decay' must be one of 'attraction', 'all', 'position', 'none' (got 'soon')",
+    ),
+    (
+        fs.PSOPS,
+        {"personal_best": "never"},
+        "'personal_best' must be one of 'every_step', 'swarm_steps' (got 'never')",
     ),
     (fs.PSOPS, {"random": "walk"}, "'random' must be one of 'scalar', 'vector' (got 'walk')"),
     (fs.EASGD, {"period": 0}, "'period' must be at least 1 (got 0)"),
@@ -120,10 +143,46 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (
         fs.EASGD,
         {"period": 1, "mode": "chaos"},
-        "'mode' must be one of 'round_robin', 'sync' (got 'chaos')",
+        "'mode' must be one of 'round_robin', 'first_come', 'sync' (got 'chaos')",
+    ),
+    (fs.EASGD, {"period": 1, "rho": -1}, "'rho' must be at least 0 and finite (got -1)"),
+    (
+        fs.EASGD,
+        {"period": 1, "alpha": 0.5, "rho": 0.1},
+        "'rho' must be None where 'alpha' is given, 0.5 (got 0.1)",
+    ),
+    (
+        fs.EASGD,
+        {"period": 1, "order": "any"},
+        "'order' must be one of 'printed', 'after_step' (got 'any')",
+    ),
+    (
+        fs.EASGD,
+        {"period": 1, "representative": "first"},
+        "'representative' must be one of 'centre', 'mean', 'best', 'any' (got 'first')",
     ),
     (fs.EAMSGD, {"period": 0}, "'period' must be at least 1 (got 0)"),
     (fs.EAMSGD, {"period": 1, "alpha": -1}, "'alpha' must be between 0 and 1 (got -1)"),
+    (
+        fs.EAMSGD,
+        {"period": 1, "mode": "wild"},
+        "'mode' must be one of 'round_robin', 'first_come', 'sync' (got 'wild')",
+    ),
+    (
+        fs.EAMSGD,
+        {"period": 1, "alpha": 0.5, "rho": 0.1},
+        "'rho' must be None where 'alpha' is given, 0.5 (got 0.1)",
+    ),
+    (
+        fs.EAMSGD,
+        {"period": 1, "order": "any"},
+        "'order' must be one of 'printed', 'after_step' (got 'any')",
+    ),
+    (
+        fs.EAMSGD,
+        {"period": 1, "representative": "worst"},
+        "'representative' must be one of 'centre', 'mean', 'best', 'any' (got 'worst')",
+    ),
     (fs.EAMSGD, {"period": 1, "momentum": 1}, "'momentum' must be at least 0 and below 1 (got 1)"),
     (fs.EAWild, {"period": 0}, "'period' must be at least 1 (got 0)"),
     (fs.EAWild, {"alpha": "x"}, "'alpha' must be a number (got 'x')"),
@@ -131,8 +190,20 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (
         fs.EAWild,
         {"representative": "last"},
-        "'representative' must be one of 'first', 'random' (got 'last')",
+        "'representative' must be one of 'centre', 'mean', 'best', 'any' (got 'last')",
     ),
+    (fs.EAWild, {"delegate": "last"}, "'delegate' must be one of 'first', 'random' (got 'last')"),
+    (
+        fs.EAWild,
+        {"grouping": "by_name"},
+        "'grouping' must be one of 'adjacent', 'random' (got 'by_name')",
+    ),
+    (
+        fs.EAWild,
+        {"alpha": 0.5, "rho": 0.1},
+        "'rho' must be None where 'alpha' is given, 0.5 (got 0.1)",
+    ),
+    (fs.EAWild, {"order": "any"}, "'order' must be one of 'printed', 'after_step' (got 'any')"),
     (fs.AsyncSGD, {"momentum": 1.0}, "'momentum' must be at least 0 and below 1 (got 1.0)"),
     (fs.AsyncSGD, {"staleness_aware": "no"}, "'staleness_aware' must be True or False (got 'no')"),
     (fs.AsyncSGD, {"delay_compensation": -1}, "'delay_compensation' must be at least 0 (got -1)"),

@@ -169,7 +169,8 @@ def test_nesterov_momentum_between_elastic_pulls():
 
     def program(comm):
         model = Vector(START)
-        worker = fs.Worker(comm, model, sgd(model, LR), fs.EAMSGD(2, alpha, delta))
+        strategy = fs.EAMSGD(2, alpha, momentum=delta, mode="round_robin", order="after_step")
+        worker = fs.Worker(comm, model, sgd(model, LR), strategy)
         for _ in range(8):
             loss = model.x.square().sum() / 2
             loss.backward()

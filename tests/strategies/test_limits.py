@@ -131,7 +131,8 @@ def test_synchronous_elastic_averaging_on_quadratics_follows_its_closed_form(per
     def program(comm):
         model = torch.nn.Linear(1, 1, bias=False).double()
         torch.nn.init.constant_(model.weight, start)
-        worker = fs.Worker(comm, model, sgd(model, eta), fs.EASGD(period, alpha, "sync"))
+        strategy = fs.EASGD(period, alpha, mode="sync", order="after_step")
+        worker = fs.Worker(comm, model, sgd(model, eta), strategy)
         for _ in range(period * exchanges):
             loss = (model.weight - a[comm.rank]).square().sum() / 2
             loss.backward()

@@ -197,7 +197,9 @@ def test_a_strategy_that_says_nothing_is_previewed_as_each_workers_own():
 def test_those_whose_workers_never_wait_say_so():
     for strategy in ALL:
         in_groups = isinstance(strategy, fs.EAWild) and strategy.groups is not None
-        assert strategy.waits == (type(strategy) not in NEVER_WAIT or in_groups), strategy
+        is_first_come = getattr(strategy, "mode", None) == "first_come"
+        never = (type(strategy) in NEVER_WAIT and not in_groups) or is_first_come
+        assert strategy.waits != never, strategy
     assert set(STRATEGIES.values()) >= NEVER_WAIT
 
 

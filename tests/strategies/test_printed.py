@@ -194,7 +194,9 @@ def test_asynchronous_momentum_is_the_default_of_eamsgd():
     assert not fs.EAMSGD(2).waits
 
 
-@pytest.mark.parametrize("schedule", [fs.Cosine(), fs.Polynomial() * fs.StepDecay((0.5,))], ids=repr)
+@pytest.mark.parametrize(
+    "schedule", [fs.Cosine(), fs.Polynomial() * fs.StepDecay((0.5,))], ids=repr
+)
 def test_rho_follows_any_schedule(schedule):
     """With no gradient a worker moves by its pull alone: α_t = η_t·ρ."""
 
@@ -501,7 +503,9 @@ def test_a_run_ranks_particles_by_the_loss_after_the_last_step():
         task, fs.PSOPS(7), workers=6, steps=20, seed=1, batch_size=8, look_every="99 steps"
     )
     before = [[value for training, value in seen[str(rank)] if training][-1] for rank in range(6)]
-    after = [[value for training, value in seen[str(rank)] if not training][-1] for rank in range(6)]
+    after = [
+        [value for training, value in seen[str(rank)] if not training][-1] for rank in range(6)
+    ]
     own = torch.cat([p.detach().flatten() for p in result.model.parameters()])
     chosen = [rank for rank, each in enumerate(result.replicas) if torch.equal(each, own)]
     assert chosen == [int(np.argmin(after))]

@@ -428,6 +428,6 @@ def test_shared_tensors_are_found_wherever_they_are():
         ["state.clock", "state.server.value", "state.velocity"],
         ["state.mailboxes.0", "state.mailboxes.1", "state.mailboxes.2"],
         ["state.models.1"],
-        ["state.centre.value"],
+        ["state.centre.shared"],
         [],
     ]
