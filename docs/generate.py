@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typeset import typeset
-
 import flockstep as fs
 from flockstep.codecs import CODECS
 from flockstep.strategies import STRATEGIES
+from typeset import typeset
 
 DOCS = Path(__file__).parent
 INDEX = DOCS / "strategies.md"
-FOLDERS = {"strategies": STRATEGIES, "codecs": CODECS}
+FOLDERS: dict[str, Mapping[str, Any]] = {"strategies": STRATEGIES, "codecs": CODECS}
 
 # Which strategies belong together. Each is in one group.
 GROUPS = {
@@ -49,8 +48,8 @@ HEAD = r"""
 # Strategies and codecs
 
 A page for each method: its rule, its fields, what it sends, when to use it, its paper, and a run to
-try. Behind each name stands the one on the command line. How to write a method yourself: [a strategy
-of your own](own_strategy.md).
+try. Behind each name stands the one on the command line. How to write a method yourself:
+[a strategy of your own](own_strategy.md).
 
 ## Notation
 
@@ -65,8 +64,8 @@ of your own](own_strategy.md).
 | $\odot$ | the product of two vectors, element by element |
 
 Bytes are those that all workers' calls put on the wire. For a tensor of n bytes: an all-reduce
-2(w−1)n in all, a broadcast (w−1)n, an all-gather w(w−1)n, a read, write or add of a shared tensor n,
-a blend 2n.
+2(w−1)n in all, a broadcast (w−1)n, an all-gather w(w−1)n, a read, write or add of a shared tensor
+n, a blend 2n.
 """
 
 EXAMPLE = """\
@@ -100,7 +99,7 @@ class Documented:
         for paragraph in paragraphs:
             name, colon, text = paragraph.partition(":")
             if colon and name in SECTIONS:
-                sections[name.removesuffix("s") if name == "Papers" else name] = text
+                sections[name] = text
             elif paragraph.startswith("    ") and not rules:
                 rules.append(paragraph)
             else:
@@ -116,6 +115,10 @@ class Documented:
     @property
     def name(self) -> str:
         return str(self.spec.name)
+
+    def formulas(self) -> list[str]:
+        """The rule in LaTeX, one text for each display."""
+        return typeset(self.rule, self.title)
 
     def meanings(self) -> dict[str, str]:
         """What the docstring says of each field."""
@@ -162,7 +165,7 @@ def page(documented: Documented, group: str, neighbours: Sequence[Link]) -> str:
         f"{index} › {of_group}",
         f"# {documented.title}",
         documented.summary,
-        *(_fenced("math", each) for each in typeset(documented.rule, documented.title)),
+        *(_fenced("math", each) for each in documented.formulas()),
         *map(_explained, documented.explanation),
         *_fields(documented),
         *_told(documented),
@@ -218,7 +221,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 def _told(documented: Documented) -> Iterator[str]:
     """What is sent, when to use it, and who published it."""
-    titles = {"Bytes": "Bytes", "Use": "When to use it", "Paper": "Paper"}
+    titles = {"Bytes": "Bytes", "Use": "When to use it", "Paper": "Paper", "Papers": "Papers"}
     for name, title in titles.items():
         if name in documented.sections:
             yield f"## {title}"

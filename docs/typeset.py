@@ -178,11 +178,12 @@ TOKEN = re.compile(
       (?P<space>\s+)
     | `(?P<code>[^`]+)`
     | "(?P<quoted>[^"]*)"
-    | (?P<name>[A-Za-z]{{2,}}\d*(?:_[A-Za-z0-9]{{2,}})+)   # burn_in; neither x_read nor loss_i
-    | (?P<word>[A-Za-z]{{2,}}\d*(?:[-'’][A-Za-z]+)*)
-    | (?P<ending>(?<=[\w`])['’-][a-z]+)                    # of g's and `period`-th
+    | (?P<setting>[A-Za-z]{{2,}}\w*=(?:"[^"]*"|\w+))         # mode="sync"; x = 1 is an equation
+    | (?P<name>[A-Za-z]{{2,}}\d*(?:_[A-Za-z0-9]{{2,}})+)     # burn_in; neither x_read nor loss_i
+    | (?P<word>[A-Za-z]{{2,}}\d*(?:[-'’][A-Za-z]+)*(?:['’](?=\s|$))?)
+    | (?P<ending>(?<=[\w`])(?:['’]s|-[a-z]{{2,}})\b)          # of g's and `period`-th
     | (?P<letter>[{_LETTERS}][{_MARKS}]*)
-    | (?P<index>(?<=[{_LETTERS}{_MARKS}])\d+)               # of c1
+    | (?P<index>(?<=[{_LETTERS}{_MARKS}])\d+)                # of c1
     | (?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?)
     | _(?P<subscript>[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*)
     | (?P<script>[_^])
@@ -229,6 +230,9 @@ class Token:
     text: str
     is_spaced: bool  # whether a space stands before it
 
+    def is_one_of(self, symbols: str) -> bool:
+        return self.kind == "symbol" and self.text in symbols
+
 
 def _tokens(text: str, owner: str) -> list[Token]:
     # A letter and its accent in two characters; other symbols, such as ≠, stay whole.
@@ -264,6 +268,9 @@ class Piece:
     inner: str | None = None  # what stands between the brackets, if it is all in a pair of them
 
 
+QUAD = Piece(r"\quad", "operator")
+
+
 def _pieces(text: str, owner: str) -> list[Piece]:
     parser = _Parser(_tokens(text, owner), text, owner)
     pieces = parser.sequence()
@@ -288,9 +295,9 @@ class _Parser:
         pieces: list[Piece] = []
         while self.rest:
             token = self.rest[0]
-            if token.text in closers or (token.text in CLOSING and token.text not in BRACKETS):
+            if token.is_one_of(closers) or token.is_one_of(")]}⌉⌋⟩"):
                 break
-            if token.text == "/":
+            if token.is_one_of("/"):
                 self._divide(pieces)
             else:
                 pieces.append(self._piece())
@@ -326,9 +333,9 @@ class _Parser:
         """Whether a bar is the first of two."""
         depth = 0
         for token in self.rest[1:]:
-            if token.text == "|" and depth == 0:
+            if token.is_one_of("|") and depth == 0:
                 return True
-            depth += (token.text in "([{⌈⌊⟨") - (token.text in ")]}⌉⌋⟩")
+            depth += token.is_one_of("([{⌈⌊⟨") - token.is_one_of(")]}⌉⌋⟩")
             if depth < 0:
                 return False
         return False
@@ -344,7 +351,7 @@ class _Parser:
             return Piece(token.text, "text", token.is_spaced)
         if token.kind == "symbol" and token.text in BRACKETS:
             return self._with_scripts(self._bracketed(token))
-        if token.text == "√":
+        if token.is_one_of("√"):
             under = self._factor()
             return Piece(rf"\sqrt{{{_bare(under)}}}", "atom", token.is_spaced)
 
@@ -361,7 +368,7 @@ class _Parser:
 
     def _is_attached(self, opening: str) -> bool:
         """Whether one of these comes next, without a space."""
-        return bool(self.rest) and not self.rest[0].is_spaced and self.rest[0].text in opening
+        return bool(self.rest) and not self.rest[0].is_spaced and self.rest[0].is_one_of(opening)
 
     def _is_prose(self, token: Token) -> bool:
         """Words are, unless they have a script or arguments."""
@@ -378,10 +385,8 @@ class _Parser:
 
     def _base(self, token: Token) -> tuple[str, str]:
         """The LaTeX of a token alone, and its role."""
-        if token.kind in ("code", "name"):
-            return _code(token.text), "atom"
-        if token.kind == "quoted":
-            return rf"\text{{“}}{_code(token.text)}\text{{”}}", "atom"
+        if token.kind in ("code", "name", "quoted", "setting"):
+            return self._code(token), "atom"
         if token.kind == "number":
             return token.text.replace(",", "{,}"), "atom"
         if token.kind == "letter":
@@ -394,6 +399,18 @@ class _Parser:
         if token.text in SYMBOLS:
             return SYMBOLS[token.text], "atom"
         raise self.error(f"{token.text!r} does not belong where it stands")
+
+    def _code(self, token: Token) -> str:
+        """In the letters of a typewriter, but for quotes, which maths has none of."""
+        shown = f'"{token.text}"' if token.kind == "quoted" else token.text
+        if not re.fullmatch(r"[\w .,:=()/*+\"-]*", shown, re.ASCII):
+            raise self.error(f"no LaTeX is known for the code {shown!r}")
+        latex = ""
+        for part in re.findall(r'"[^"]*"|[^"]+', shown):
+            name = re.sub(r"([.,:=()/*+-])", r"{\1}", part.strip('"').replace("_", r"\_"))
+            letters = rf"\mathtt{{{name.replace(' ', chr(92) + ' ')}}}"
+            latex += rf"\text{{“}}{letters}\text{{”}}" if part.startswith('"') else letters
+        return latex
 
     def _with_scripts(self, piece: Piece) -> Piece:
         below: list[str] = []
@@ -453,11 +470,11 @@ class _Parser:
         if not self.rest:
             return False
         token = self.rest[0]
-        is_symbol = token.kind == "symbol" and token.text not in (*SUMS, *BRACKETS, "√")
+        is_symbol = token.kind == "symbol" and token.text not in (*SUMS, *BRACKETS, "√", "·")
         return not is_symbol and token.kind not in ("word", "script", "raised")
 
     def _close(self, closers: str) -> str:
-        if not self.rest or self.rest[0].text not in closers:
+        if not self.rest or not self.rest[0].is_one_of(closers):
             raise self.error(f"a bracket is not closed by {' or '.join(map(repr, closers))}")
         return self.rest.pop(0).text
 
@@ -514,11 +531,6 @@ def _subscript(name: str) -> str:
     if len(name) == 1 or name.isdigit() or set(name) <= INDICES:
         return name
     return _text(name.replace("_", " "))
-
-
-def _code(name: str) -> str:
-    escaped = re.sub(r"([_%#&${}])", r"\\\1", name)
-    return rf"\mathtt{{{escaped.replace(' ', chr(92) + ' ')}}}"
 
 
 def _text(words: str) -> str:
@@ -644,20 +656,19 @@ def _blocks(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _laid_out(rows: Sequence[Row]) -> str:
     """The rows below each other: labels, formulas aligned at their arrows, notes."""
+    has_notes = sum(bool(row.note) for row in rows) > 1
+    if not has_notes:
+        rows = [_with_note_behind(row) for row in rows]
     if len(rows) == 1:
-        row = rows[0]
-        parts = [_joined(row.label or []), *map(_shown, row.formulas), _joined(row.note)]
-        return r" \quad ".join(filter(None, parts))
+        label = [_joined(rows[0].label), r"\enspace"] if rows[0].label else []
+        return " ".join([*label, r" \quad ".join(map(_shown, rows[0].formulas))])
 
     in_columns = len({len(row.formulas) for row in rows}) == 1
     formulas = [row.formulas if in_columns else [_chained(row.formulas)] for row in rows]
     is_aligned = [all(map(_has_left_side, column)) for column in zip(*formulas, strict=True)]
-    has_labels = rows[0].label is not None
-    has_notes = any(row.note for row in rows)
-
     lines = []
     for row, chosen in zip(rows, formulas, strict=True):
-        cells = ["", _joined(row.label or [])] if has_labels else []
+        cells = [] if row.label is None else ["", _joined(row.label)]
         for each, aligned in zip(chosen, is_aligned, strict=True):
             cells += _divided(each) if aligned else ["", _shown(each)]
         if has_notes:
@@ -667,11 +678,19 @@ def _laid_out(rows: Sequence[Row]) -> str:
     return f"\\begin{{aligned}}\n{body}\n\\end{{aligned}}"
 
 
+def _with_note_behind(row: Row) -> Row:
+    """With its note in the last formula, where it is the only one."""
+    if not row.note:
+        return row
+    last = [*row.formulas[-1], Piece(r"\qquad", "operator"), *row.note]
+    return Row(row.label, [*row.formulas[:-1], last], [])
+
+
 def _chained(formulas: Sequence[list[Piece]]) -> list[Piece]:
     """Formulas as one, with wide spaces between them."""
     chain = list(formulas[0])
     for each in formulas[1:]:
-        chain += [Piece(r"\quad", "operator"), *each]
+        chain += [QUAD, *each]
     return chain
 
 
@@ -706,8 +725,8 @@ def _spread(pieces: Sequence[Piece]) -> list[Piece]:
     parts = _split(pieces, ",;")
     for part, following in zip(parts, [*parts[1:], []], strict=True):
         spread += part
-        if _is_equation(part) and _is_equation(following):
-            spread.append(Piece(r"\quad", "operator"))
+        if _is_equation(part) and _is_equation(following) and following[0] != QUAD:
+            spread.append(QUAD)
     return spread
 
 
