@@ -112,10 +112,6 @@ class Documented:
     def title(self) -> str:
         return str(self.spec.__name__)
 
-    @property
-    def name(self) -> str:
-        return str(self.spec.name)
-
     def formulas(self) -> list[str]:
         """The rule in LaTeX, one text for each display."""
         return typeset(self.rule, self.title)
@@ -127,7 +123,8 @@ class Documented:
         found: dict[str, str] = {}
         for entry in entries:
             names, _, meaning = entry.partition(":")
-            found |= dict.fromkeys(map(str.strip, names.split(",")), _one_line(meaning))
+            if meaning.strip():
+                found |= dict.fromkeys(map(str.strip, names.split(",")), _one_line(meaning))
 
         declared = inspect.signature(self.spec).parameters
         for name in {*found} ^ {*declared}:
@@ -207,7 +204,7 @@ def _fields(documented: Documented) -> Iterator[str]:
 
 def _type(parameter: inspect.Parameter) -> str:
     """`int` or `None`; codecs are a link to theirs."""
-    kinds = [kind.strip() for kind in str(parameter.annotation).split("|")]
+    kinds = re.split(r" \| (?![^\[]*\])", str(parameter.annotation))  # not tuple[int | None, ...]
     codecs = str(Link("codec", f"../strategies.md#{CODEC_GROUP.lower()}"))
     return " or ".join(codecs if kind == "Codec" else f"`{kind}`" for kind in kinds)
 

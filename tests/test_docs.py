@@ -164,7 +164,7 @@ def test_docstrings_that_do_not_fit_their_class_are_errors():
     Method.__doc__ = Method.__doc__.replace("perod", "period").replace("x ←", "x ☃")
     with pytest.raises(ValueError, match="Method: no LaTeX is known for '☃'"):
         generate.Documented.of(Method).formulas()
-    Method.__doc__ = "What it does.\n\n    x ← y\n"
+    Method.__doc__ = "What it does.\n\n    x ← y\n\nFields:\n    period:\n"
     with pytest.raises(ValueError, match="Method: 'period' is a field that 'Fields:' does not"):
         generate.Documented.of(Method).meanings()
     Method.__doc__ = "What it does."
