@@ -161,6 +161,7 @@ def page(documented: Documented, group: str, neighbours: Sequence[Link]) -> str:
     parts = [
         f"{index} › {of_group}",
         f"# {documented.title}",
+        f"`fs.{documented.title}`, on the command line `{documented.spec.name}`.",
         documented.summary,
         *(_fenced("math", each) for each in documented.formulas()),
         *map(_explained, documented.explanation),

@@ -75,6 +75,7 @@ def test_writing_the_pages_deletes_those_of_what_is_gone(tmp_path, monkeypatch):
 def test_a_page_has_all_of_its_parts(spec):
     page, told = page_of(spec), " ".join(inspect.getdoc(spec).split())
     assert page.splitlines()[2] == f"# {spec.__name__}"
+    assert f"`fs.{spec.__name__}`, on the command line `{spec.name}`." in page
     rows = re.findall(r"^\| `(\w+)` \| (.*?[^\\]) \| (.*?) \| (.*) \|$", page, flags=re.MULTILINE)
     parameters = inspect.signature(spec).parameters
     assert [name for name, *_ in rows] == list(parameters)
