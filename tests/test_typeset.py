@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import symbols
 import typeset
-from typeset import TypesetError, formula
+from formulas import TypesetError, formula
 
 FORMULAS = {
     # letters, accents, scripts
@@ -183,7 +184,7 @@ def test_an_empty_rule_is_an_error():
 
 
 KNOWN = "".join(
-    typeset.KNOWN | typeset.LETTERS.keys() | {*"xyaNij_^12₀²ᵀ `\"'-"} | {*typeset.ACCENTS}
+    symbols.KNOWN | symbols.LETTERS.keys() | {*"xyaNij_^12₀²ᵀ `\"'-"} | {*symbols.ACCENTS}
 )
 WORDS = st.sampled_from(["if", "else", "max", "x_i", "loss_k", "burn_in", "a", "  ", ":  ", ", "])
 
