@@ -22,7 +22,7 @@ LARGEST = torch.finfo(torch.float16).max
 class Float16(Codec):
     """Every number as a half-precision one.
 
-        x → round to 11 significant bits; what lies beyond ±65,504 becomes ±65,504
+        x → min(max(x, −65,504), 65,504), rounded to 11 significant bits
 
     Workers' messages are summed on the way, in single precision, and rounded once.
 

@@ -26,7 +26,7 @@ class QSGD(Codec):
     """Every number as one of 2s+1 levels, rounded up or down at random so that it is right on
     average.
 
-        x_j → ‖x‖ · sign(x_j) · ⌊ s·|x_j|/‖x‖ + u ⌋ / s,   u uniform in [0, 1),  ‖x‖ over the bucket
+        x_j → (‖x‖/s) · sign(x_j) · ⌊ s·|x_j|/‖x‖ + u ⌋,   u uniform in [0, 1),  ‖x‖ over the bucket
 
     Unbiased: E[decode(encode(x))] = x. The paper codes levels with Elias codes; here each takes a
         fixed number of bits.

@@ -17,7 +17,7 @@ from flockstep.fields import require, require_number
 class Threshold(Codec):
     """±τ where the value exceeds τ; the rest waits, and adds up.
 
-        x_j → τ if x_j > τ,  −τ if x_j < −τ,  else 0
+        x_j → τ if x_j > τ, −τ if x_j < −τ, else 0
 
     With error feedback: a value of 3τ is sent in three messages.
 

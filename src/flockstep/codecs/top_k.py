@@ -22,7 +22,7 @@ from flockstep.fields import require_number
 class TopK(Codec):
     """The `ratio` of the elements that are largest by absolute value; the rest waits, and adds up.
 
-        x_j → x_j if |x_j| is among the k largest, else 0;   k = ratio · n
+        x_j → x_j if |x_j| is among the k = ratio · n largest, else 0
 
     Also called gradient dropping. With error feedback.
 

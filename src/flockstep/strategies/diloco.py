@@ -30,7 +30,7 @@ class DiLoCo(Strategy[DiLoCoState]):
     """Every `period` steps the mean change of the workers is the gradient of an outer optimizer.
 
         Δ = (1/w) Σ_i (θ − x_i)
-        θ ← outer SGD with Nesterov momentum on θ with gradient Δ;   x_i ← θ
+        m ← βm + Δ;   θ ← θ − ε(Δ + βm);   x_i ← θ
 
     outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged.
     At the end there is one more exchange, unless one has just taken place.
@@ -41,9 +41,9 @@ class DiLoCo(Strategy[DiLoCoState]):
 
     Fields:
         period: optimizer steps between exchanges (H in the paper).
-        outer_lr: learning rate of the outer optimizer.
-        outer_momentum: its momentum.
-        nesterov: whether that is Nesterov's.
+        outer_lr: ε, the learning rate of the outer optimizer.
+        outer_momentum: β, its momentum.
+        nesterov: whether that is Nesterov's; False: θ ← θ − εm.
         codec: how changes are written on the wire; None: as they are.
 
     Paper: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
