@@ -208,12 +208,11 @@ class _Call:
             self._record(meter._trace, waiting, took)
 
     def until(self, moment: float) -> tuple[float, float]:
-        """How long this call, which is under way, had waited and sent at a moment since it
-        began.
+        """How long this call, which is under way, had waited and sent at a moment since it began.
+        Who has not come so far waits until then.
         """
         now = self.meter.clock()
-        moment = min(moment, now)
-        sending = max(0, moment - (now - self.sent))
+        sending = max(0, min(moment, now) - (now - self.sent))
         return moment - self.began - sending, sending
 
     def _record(self, trace: Trace, waiting: float, took: float) -> None:
