@@ -90,6 +90,11 @@ def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
+def momentum_with(strategy: fs.Strategy[Any]) -> float:
+    """What the workers' own optimizers have: one method is for plain SGD alone."""
+    return 0.0 if getattr(strategy, "delay_compensation", 0.0) else 0.9
+
+
 def train(
     comm: fs.Comm,
     strategy: fs.Strategy[Any],

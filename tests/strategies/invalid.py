@@ -78,6 +78,12 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
         },
         "'neighbourhood_period' must be at least household_period, 3 (got 2)",
     ),
+    (
+        fs.Households,
+        {"count": 2, "world_period": 2, "momentum": "lose"},
+        "'momentum' must be one of 'keep', 'reset', 'average' (got 'lose')",
+    ),
+    (fs.Households, {"count": 2, "world_period": 2, "codec": 8}, "'codec' must be a codec"),
     (fs.DiLoCo, {"period": 0}, "'period' must be at least 1 (got 0)"),
     (fs.DiLoCo, {"period": 1, "outer_lr": -1}, "'outer_lr' must be at least 0 (got -1)"),
     (
@@ -212,14 +218,39 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (fs.StaleSync, {"staleness": -1}, "'staleness' must be at least 0 (got -1)"),
     (fs.GoSGD, {"probability": 2}, "'probability' must be between 0 and 1 (got 2)"),
     (
+        fs.GoSGD,
+        {"representative": "worst"},
+        "'representative' must be one of 'mean', 'best', 'any' (got 'worst')",
+    ),
+    (
         fs.ADPSGD,
         {"graph": "star"},
         "'graph' must be one of 'ring', 'exponential', 'complete' (got 'star')",
     ),
     (
+        fs.ADPSGD,
+        {"order": "before"},
+        "'order' must be one of 'after_step', 'printed' (got 'before')",
+    ),
+    (
+        fs.ADPSGD,
+        {"representative": "centre"},
+        "'representative' must be one of 'mean', 'best', 'any' (got 'centre')",
+    ),
+    (
         fs.DPSGD,
         {"graph": "star"},
         "'graph' must be one of 'ring', 'exponential', 'complete' (got 'star')",
+    ),
+    (
+        fs.DPSGD,
+        {"order": "before"},
+        "'order' must be one of 'printed', 'after_step' (got 'before')",
+    ),
+    (
+        fs.DPSGD,
+        {"representative": "first"},
+        "'representative' must be one of 'mean', 'best', 'any' (got 'first')",
     ),
     (
         fs.Codistillation,

@@ -108,6 +108,14 @@ TABLE = [
         fs.Households(4, 8, 2, neighbourhoods=2, neighbourhood_period=4),
         lambda z: (z.times(4) - z.times(8)) * 2 * z.ring(z.s, 2) + z.times_and_end(8) * z.ring(z.s),
     ),
+    # Messages of two workers to each other, in two households, and of all four to all.
+    Row(
+        fs.Households(2, 4, 2, codec=fs.Int8()),
+        lambda z: (
+            (z.times(2) - z.times(4)) * 2 * 2 * fs.Int8().nbytes(z.s // 8)
+            + z.times_and_end(4) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8)
+        ),
+    ),
     Row(fs.DiLoCo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
     Row(fs.DiLoCo(3, codec=fs.Float16()), lambda z: z.times_and_end(3) * z.ring(z.s // 4)),
     Row(fs.SlowMo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
@@ -159,8 +167,8 @@ TABLE = [
     ),
     Row(fs.AsyncSGD(), lambda z: z.w * (2 * z.t + 1) * z.p + z.ring(z.b), repeats=RACES),
     Row(
-        fs.AsyncSGD(momentum=0.5, staleness_aware=True, delay_compensation=0.1),
-        lambda z: z.w * ((5 * z.t + 1) * z.p + z.t * 16) + z.ring(z.b),
+        fs.AsyncSGD(momentum=0.5, staleness_aware=True),
+        lambda z: z.w * ((4 * z.t + 1) * z.p + z.t * 16) + z.ring(z.b),
         repeats=RACES,
     ),
     Row(
@@ -179,7 +187,16 @@ TABLE = [
     ),
     Row(fs.GoSGD(0.5), None, repeats=RACES),
     Row(fs.ADPSGD(), lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.ring(z.s), repeats=RACES),
+    Row(
+        fs.ADPSGD(order="printed", representative="best"),
+        lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.scores() + z.spread(z.s),
+        repeats=RACES,
+    ),
     Row(fs.DPSGD(), lambda z: z.w * 2 * z.t * z.s + z.ring(z.s)),
+    Row(
+        fs.DPSGD(order="after_step", representative="any"),
+        lambda z: z.w * 2 * z.t * z.s + z.spread(z.s),
+    ),
     Row(fs.DPSGD("exponential"), lambda z: z.w * 3 * z.t * z.s + z.ring(z.s)),
     Row(
         fs.Codistillation(2, 4, 5),
@@ -200,6 +217,12 @@ VARIANTS: list[fs.Strategy[Any]] = [
         lambda codec: fs.LocalSGD(3, codec=codec),
         lambda codec: fs.DiLoCo(3, codec=codec),
     )),
+    fs.Households(4, 8, 2, neighbourhoods=2, neighbourhood_period=4, codec=fs.QSGD(4)),
+    fs.Households(2, 4, codec=fs.OneBit()),
+    fs.Households(2, 6, 3, codec=fs.RandomK(0.2)),
+    fs.Households(2, 6, 3, codec=fs.PowerSGD(1)),
+    fs.Households(2, 4, momentum="reset"),
+    fs.Households(2, 6, 3, momentum="average"),
     fs.LocalSGD(None),
     fs.LocalSGD(3, momentum="reset"),
     fs.LocalSGD(3, momentum="average"),
@@ -229,11 +252,16 @@ VARIANTS: list[fs.Strategy[Any]] = [
     fs.AsyncSGD(momentum=0.5),
     fs.AsyncSGD(staleness_aware=True),
     fs.AsyncSGD(delay_compensation=0.1),
+    fs.AsyncSGD(momentum=0.5, staleness_aware=True, delay_compensation=0.1),
     fs.Downpour(2, 3),
     fs.Downpour(4, 1),
     fs.Downpour(1, 4),
     fs.GoSGD(1.0),
+    fs.GoSGD(0.5, representative="best"),
+    fs.GoSGD(0.5, representative="any"),
     fs.ADPSGD("complete"),
+    fs.ADPSGD("exponential", representative="any"),
+    fs.DPSGD(representative="best"),
     fs.Codistillation(2, 2, 0, topology="complete"),
     fs.Codistillation(4, 3, 2, temperature=2.0, topology="complete"),
 ]  # fmt: skip

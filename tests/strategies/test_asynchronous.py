@@ -41,6 +41,46 @@ def test_the_parameter_server(momentum, is_aware, compensation):
     assert_outcome(fs.AsyncSGD(momentum, is_aware, compensation), read, x)
 
 
+def trained_once(strategy, make_optimizer, workers=2):
+    def program(comm):
+        model = Vector(START)
+        worker = fs.Worker(comm, model, make_optimizer(model.parameters()), strategy)
+        model.x.grad = START.clone()
+        worker.step(0.0)
+        worker.finish()
+        return comm.meter.bytes_sent
+
+    return fs.launch(program, workers)
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "name"),
+    [
+        (lambda p: torch.optim.Adam(p), "Adam()"),
+        (lambda p: torch.optim.SGD(p, momentum=0.9), "SGD(momentum=0.9)"),
+        (lambda p: torch.optim.SGD(p, weight_decay=0.01), "SGD(weight_decay=0.01)"),
+        (lambda p: torch.optim.RMSprop(p), "RMSprop()"),
+        (lambda p: fs.LARS(p, lr=0.1, momentum=0.0, weight_decay=0.0), "LARS()"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_delays_are_compensated_with_plain_sgd_alone(make_optimizer, name):
+    with pytest.raises(fs.InvalidField) as raised:
+        trained_once(fs.AsyncSGD(delay_compensation=0.1), make_optimizer)
+    assert (
+        "'optimizer' must be SGD without momentum and weight decay for 'delay_compensation' "
+        f"(got '{name}')"
+    ) in str(raised.value)
+    trained_once(fs.AsyncSGD(), make_optimizer)
+    trained_once(fs.AsyncSGD(delay_compensation=0.1), make_optimizer, workers=1)
+
+
+def test_delay_compensation_costs_one_more_read():
+    """An add, a read, and one read at the end, of three numbers of eight bytes."""
+    for strategy, moves in ((fs.AsyncSGD(), 3), (fs.AsyncSGD(delay_compensation=0.1), 4)):
+        assert trained_once(strategy, torch.optim.SGD) == [moves * 24] * 2
+
+
 @pytest.mark.parametrize(("push", "fetch"), [(1, 1), (2, 3), (3, 2), (1, 4), (4, 1)])
 def test_downpour_pushes_sums_and_fetches(push, fetch):
     x, own, pending, steps = START, [START] * 3, [torch.zeros_like(START)] * 3, [0] * 3
@@ -54,6 +94,28 @@ def test_downpour_pushes_sums_and_fetches(push, fetch):
         if steps[rank] % fetch == 0:
             own[rank] = x
     assert_outcome(fs.Downpour(push, fetch), own, x + sum(pending))
+
+
+def test_the_last_push_of_downpour_waits_for_the_lock():
+    """Rank 1 holds the lock until the tenth second; rank 0, which has a change left, finishes in
+    the second one.
+    """
+
+    def program(comm):
+        model = Vector(torch.zeros(2))
+        worker = fs.Worker(comm, model, sgd(model, 1.0), fs.Downpour(push_period=2, fetch_period=2))
+        server, seen = worker.state.value, []
+        if comm.rank == 0:
+            model.x.grad = torch.full((2,), -3.0)
+            worker.step(0.0)
+        else:
+            with server.lock():
+                comm.elapse(10.0)
+                seen = server.read().tolist()
+        return seen, worker.finish().x.tolist()
+
+    quick = {"network": fs.Network.preset("ideal"), "compute": fs.Compute(1.0)}
+    assert fs.launch(program, 2, **quick) == [([], [3.0, 3.0]), ([0.0, 0.0], [3.0, 3.0])]
 
 
 def test_hogwild_reads_and_adds():
@@ -223,7 +285,8 @@ def test_on_local_processes_no_update_of_a_server_is_lost(local):
         worker.finish()
         return model.x.min().item(), model.x.max().item()
 
-    for strategy in (fs.AsyncSGD(), fs.Downpour(2, 3), fs.StaleSync(2)):
+    # Of 150 steps the last two are not pushed before the end.
+    for strategy in (fs.AsyncSGD(), fs.Downpour(4, 3), fs.StaleSync(2)):
         assert fs.launch(program, 3, local) == [(3.0 * steps, 3.0 * steps)] * 3, strategy
 
 

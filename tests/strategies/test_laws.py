@@ -75,14 +75,49 @@ def test_graphs_are_connected_and_their_weights_are_doubly_stochastic(graph, wor
     for _ in range(workers):
         reached |= {other for rank in reached for other in neighbours_of(rank, edges)}
     assert len(reached) == workers
-    for rank in range(workers):
-        assert all((rank - other) % 2 for other in bipartite_neighbours(graph, rank, workers))
-        assert bipartite_neighbours(graph, rank, workers)
+
+
+@pytest.mark.parametrize("workers", range(2, 18))
+@pytest.mark.parametrize("graph", sorted(GRAPHS))
+def test_active_and_passive_workers_meet_over_even_and_odd_ranks_alone(graph, workers):
+    """Every pair at one of the graph's distances, either way around the circle, if one of them is
+    even and the other odd: 1; 1 and 1 + 2^k; or all.
+    """
+    distances = {
+        "ring": {1},
+        "exponential": {1, 3, 5, 9, 17},
+        "complete": set(range(1, workers)),
+    }[graph]
+    expected = {
+        (one, other)
+        for one in range(workers)
+        for other in range(workers)
+        if (one - other) % 2 and distances & {(one - other) % workers, (other - one) % workers}
+    }
+    edges = {
+        (rank, other)
+        for rank in range(workers)
+        for other in bipartite_neighbours(graph, rank, workers)
+    }
+    assert edges == expected
+    assert all({one % 2, other % 2} == {0, 1} for one, other in edges)
+
+    reached = {0}
+    for _ in range(workers):
+        reached |= {other for rank, other in edges if rank in reached}
+    assert len(reached) == workers
 
 
 @few
 @given(
-    strategy=some.sampled_from([fs.DPSGD(g) for g in GRAPHS] + [fs.ADPSGD(g) for g in GRAPHS]),
+    strategy=some.sampled_from(
+        [
+            make(graph, order)
+            for make in (fs.DPSGD, fs.ADPSGD)
+            for graph in GRAPHS
+            for order in ("printed", "after_step")
+        ]
+    ),
     workers=some.integers(2, 9),
     seed=some.integers(0, 1000),
 )
@@ -167,6 +202,34 @@ def test_the_bound_of_staleness_is_never_broken(staleness, workers, jitter, slow
         assert min(times[step + staleness + 1] for times in starts) >= max(
             times[step] for times in starts
         )
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_no_clock_is_ever_further_ahead_than_the_bound(staleness):
+    """A worker may begin a step when it has finished at most `staleness` more than the slowest: so
+    at any moment some may have finished one more than that.
+    """
+
+    def program(comm):
+        leads, gaps = [], []
+        model = Vector(torch.zeros(2))
+        worker = fs.Worker(comm, model, sgd(model), fs.StaleSync(staleness))
+        for _ in range(20):
+            clocks = worker.state.clocks.read()  # as it begins its step
+            leads.append(worker.steps - int(clocks.min()))
+            gaps.append(int(clocks.max() - clocks.min()))
+            comm.elapse(9.0 if comm.rank == 1 else 0.1)
+            clocks = worker.state.clocks.read()  # while it computes
+            gaps.append(int(clocks.max() - clocks.min()))
+            worker.step(0.0)
+        comm.barrier()  # nobody waits for who has finished: its clock goes far ahead
+        worker.finish()
+        return max(leads), max(gaps)
+
+    compute = fs.Compute(1.0, jitter=0.5)
+    leads, gaps = zip(*fs.launch(program, 4, seed=1, compute=compute), strict=True)
+    assert max(leads) == staleness
+    assert max(gaps) == staleness + 1
 
 
 def test_a_bound_is_used_where_workers_differ():

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from tests.strategies.harness import W, assert_same, distributed, sgd
+from tests.strategies.harness import W, assert_same, distributed, flat, sgd, train
 
 import flockstep as fs
 
@@ -65,6 +65,38 @@ def test_households_of_one_worker_are_local_sgd(period):
     assert_same(distributed(alone), distributed(fs.LocalSGD(period)))
 
 
+@pytest.mark.parametrize("momentum", ["keep", "reset", "average"])
+@pytest.mark.parametrize(
+    "codec", [None, fs.Int8(), fs.OneBit(), fs.QSGD(4), fs.RandomK(0.2), fs.PowerSGD(1)], ids=repr
+)
+def test_households_of_one_worker_are_local_sgd_with_any_codec_and_momentum(codec, momentum):
+    """Whatever the household's period: one worker has nobody to average with there."""
+    expected = distributed(fs.LocalSGD(6, momentum, codec), momentum=0.9)
+    for period in (1, 2):
+        alone = fs.Households(W, 6, period, momentum=momentum, codec=codec)
+        assert_same(distributed(alone, momentum=0.9), expected)
+
+
+@pytest.mark.parametrize("codec", [fs.OneBit(), fs.QSGD(4), fs.TopK(0.1)], ids=repr)
+def test_whoever_averages_through_a_codec_is_equal_afterwards(codec):
+    """Households of two workers after even steps, neighbourhoods of four after every fourth, the
+    world of eight after every eighth.
+    """
+
+    def program(comm):
+        seen = {}
+        strategy = fs.Households(4, 8, 2, neighbourhoods=2, neighbourhood_period=4, codec=codec)
+        train(comm, strategy, after=lambda worker: seen.update({worker.steps: flat(worker.model)}))
+        return seen
+
+    told = fs.launch(program, 8)
+    for step, size in ((2, 2), (4, 4), (6, 2), (8, 8), (10, 2), (12, 4), (16, 8), (18, 2)):
+        for rank, seen in enumerate(told):
+            for other in range(8):
+                is_near = rank // size == other // size
+                assert torch.equal(seen[step], told[other][step]) == is_near
+
+
 def test_neighbourhoods_that_are_the_world_change_nothing():
     whole = fs.Households(2, 6, 1, neighbourhoods=1, neighbourhood_period=3)
     assert_same(distributed(whole), distributed(fs.Households(2, 3)), CLOSE)
@@ -74,8 +106,11 @@ def test_no_staleness_is_sync_sgd_with_the_learning_rate_of_a_sum():
     """The server adds up all workers' changes, where SyncSGD takes their mean: w times the
     learning rate.
     """
-    stale = distributed(fs.StaleSync(staleness=0), lr=0.1 / W)
-    assert_same(stale, distributed(fs.SyncSGD(), lr=0.1), CLOSE)
+    uneven = {"compute": fs.Compute(jitter=0.5, slow={1: 4.0}), "seed": 5}
+    stale = distributed(fs.StaleSync(staleness=0), lr=0.1, options=uneven)
+    for ours, theirs in zip(stale, distributed(fs.SyncSGD(), lr=0.1 * W), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one - other).abs().max() < 1e-12
 
 
 def test_downpour_at_every_step_is_async_sgd():
@@ -112,6 +147,13 @@ def test_a_codec_that_keeps_everything_changes_nothing():
     assert_same(distributed(fs.SyncSGD(codec=everything)), distributed(fs.SyncSGD()), CLOSE)
     assert_same(distributed(fs.LocalSGD(3, codec=everything)), distributed(fs.LocalSGD(3)), CLOSE)
     assert_same(distributed(fs.DiLoCo(3, codec=everything)), distributed(fs.DiLoCo(3)), CLOSE)
+    levels = {"neighbourhoods": 2, "neighbourhood_period": 4}
+    for period in (1, 2):
+        assert_same(
+            distributed(fs.Households(4, 8, period, **levels, codec=everything), workers=8),
+            distributed(fs.Households(4, 8, period, **levels), workers=8),
+            CLOSE,
+        )
 
 
 @pytest.mark.parametrize("period", [1, 2, 5])

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.strategies.harness import W, net, net_with_statistics, train
+from tests.strategies.harness import W, momentum_with, net, net_with_statistics, train
 from tests.strategies.table import TABLE, VARIANTS
 from torch import nn
 
@@ -69,8 +69,9 @@ def looked_at(strategy, model, steps, lanes, takes_looks):
                     preview_of(worker).fill_(torch.nan)  # it belongs to the caller
                     looks.append(preview_of(worker))
 
-        how = {"make_model": model, "steps": steps, "total_steps": STEPS, "momentum": 0.9}
-        worker, _ = train(comm, strategy, after=look, **how)
+        how = {"make_model": model, "steps": steps, "total_steps": STEPS}
+        momentum = momentum_with(strategy)
+        worker, _ = train(comm, strategy, after=look, momentum=momentum, **how)
         return looks, *end_of(worker)
 
     return simulated(program, lanes)

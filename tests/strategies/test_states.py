@@ -15,7 +15,17 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.strategies.harness import B, W, X, Y, net, net_with_statistics, sgd, train
+from tests.strategies.harness import (
+    B,
+    W,
+    X,
+    Y,
+    momentum_with,
+    net,
+    net_with_statistics,
+    sgd,
+    train,
+)
 from tests.strategies.table import TABLE, VARIANTS
 from torch import nn
 from torch.nn import functional as F
@@ -94,7 +104,7 @@ def outcome(strategy, model, lanes, at_boundary):
             strategy,
             make_model=model,
             steps=STEPS,
-            momentum=0.9,
+            momentum=momentum_with(strategy),
             after=lambda worker: worker.steps in SAVED and at_boundary(worker),
         )
         before = worker.flat.state.clone()

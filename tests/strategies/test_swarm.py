@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -180,8 +181,8 @@ def test_a_swarm_of_particles_must_know_how_long_it_will_fly():
 
 @pytest.mark.parametrize("falls_at", [None, 20])
 def test_the_period_follows_the_loss(falls_at):
-    """τ_j = ⌈√(η_0 F_j / (η_j F_0)) · τ_0⌉ at each interval, or half of the last if that is not
-    less; at least 1.
+    """τ_j = ⌈√(η_0 F_j / (η_j F_0)) · τ_0⌉ at each interval; while the rate stands, half of the
+    last if that is not less; at least 1.
     """
     first, interval, steps = 8, 10.0, 60
 
@@ -206,6 +207,7 @@ def test_the_period_follows_the_loss(falls_at):
     instant = fs.Network.preset("ideal")
     found = fs.launch(program, 2, network=instant, compute=fs.Compute(seconds=1.0))
     period, since, total, began, decisions, expected = first, 0, 0.0, None, 0, []
+    last_rate = rate(0)
     for step in range(steps):
         since, total = since + 1, total + loss(step)
         if since == period:
@@ -214,10 +216,14 @@ def test_the_period_follows_the_loss(falls_at):
             if now // interval > decisions:  # an interval has ended since the last decision
                 decisions = now // interval
                 wished = math.ceil(math.sqrt(began[1] * mean / (rate(step) * began[0])) * first)
-                period = max(1, wished if wished < period else period // 2)
+                if rate(step) == last_rate and wished >= period:
+                    wished = period // 2
+                period, last_rate = max(1, wished), rate(step)
         expected.append(period)
     assert found == [expected, expected]
-    assert 1 in expected
+    grows = any(after > before for before, after in pairwise(expected))
+    assert grows == (falls_at is not None)
+    assert 1 in expected or grows
     assert len(set(expected)) > 2
 
 

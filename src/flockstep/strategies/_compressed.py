@@ -41,10 +41,26 @@ class Averager:
         cls, worker: Worker, codec: Codec | None, like: Tensor, all_reduce: str = "flat"
     ) -> Averager:
         """For tensors like this one; all workers make it together."""
-        comm = worker.comm
+        return cls.among(worker.comm, 0, worker, codec, like, all_reduce)
+
+    @classmethod
+    def among(
+        cls,
+        comm: Comm,
+        stream: int,
+        worker: Worker,
+        codec: Codec | None,
+        like: Tensor,
+        all_reduce: str = "flat",
+    ) -> Averager:
+        """Means over the members of a comm that the worker is in. `stream` tells apart what a
+        worker averages with different members: each draws its own numbers.
+        """
         memory = None
         if codec is not None:
-            memory = codec.memory(like, worker.flat.shapes, seed=comm.seed, rank=comm.rank)
+            world = worker.comm
+            name = stream * world.size + world.rank
+            memory = codec.memory(like, worker.flat.shapes, seed=world.seed, rank=name)
         return cls(memory, comm=comm, codec=codec, plainly=averager(comm, all_reduce))
 
     def average(self, tensor: Tensor) -> None:

@@ -36,13 +36,14 @@ def neighbours_of(rank: int, edges: list[Edge]) -> list[int]:
 
 
 def bipartite_neighbours(graph: str, rank: int, workers: int) -> list[int]:
-    """The neighbours of other parity: even ranks talk to odd ones only.
+    """The neighbours of other parity: even ranks talk to odd ones only, so that a ring of an odd
+    number of workers is open between its two ends, which are both even.
 
-    Of the exponential graph only the distance of one is odd, so there it has the distances 1 and 1
-    + 2^k."""
+    Of the exponential graph only the distance of one is odd, so here it has the distances 1 and 1 +
+    2^k, k = 1, 2, …: 1, 3, 5, 9, 17."""
     distances = GRAPHS[graph](workers)
     if graph == "exponential":
-        distances = {1} | {1 + distance for distance in distances}
+        distances = {1} | {1 + distance for distance in distances if distance > 1}
     around = {(rank + sign * distance) % workers for distance in distances for sign in (1, -1)}
     return sorted(other for other in around if (other - rank) % 2)
 

@@ -24,6 +24,7 @@ class AdaCommState:
     losses: float = 0.0  # summed since the last average
     first_loss: float = 0.0  # F_0, and the learning rate then: those of the first average
     first_rate: float = 0.0
+    last_rate: float = 0.0  # at the last decision, or at the first average
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,19 @@ class AdaComm(Strategy[AdaCommState]):
     """LocalSGD whose period follows the loss: rare averages at first, when progress is fast,
     frequent ones later.
 
-        at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉,
-                                    or τ_{j−1}/2 if that does not shrink; at least 1
+        at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉
+        if η_j = η_{j−1} and this does not shrink:   τ_j = τ_{j−1}/2, at least 1
         after τ_j steps:            x_i ← (1/w) Σ_k x_k
 
     F is the training loss: the mean over the workers and the steps since the last average. F_0 and
-    η_0 are those of the first average. τ_0 stands outside the root. τ/2 is rounded down. All
-    workers decide alike, at averages, from the mean of their losses and clocks.
+    η_0 are those of the first average. τ_0 stands outside the root. τ/2 is rounded down.
+
+    The period is halved only while the learning rate stands. After a change of the rate the
+    formula's value is taken as it is, and may be larger than the period before: with a rate that
+    has fallen, replicas drift apart more slowly. That is our reading: the paper gives the rule for
+    a change of the rate apart from that for a loss which does not fall.
+
+    All workers decide alike, at averages, from the mean of their losses and clocks.
 
     Bytes: every τ_j steps one all-reduce of parameters and buffers, and one of two numbers; one at
         the end.
@@ -77,24 +84,22 @@ class AdaComm(Strategy[AdaCommState]):
         state.losses = 0.0
         rate = learning_rate(worker.optimizer)
         if not state.first_rate:
-            state.first_loss, state.first_rate = loss, rate
+            state.first_loss, state.first_rate, state.last_rate = loss, rate, rate
         if now >= state.interval_ends:
             state.period = self._next_period(state, loss, rate)
             while now >= state.interval_ends:
                 state.interval_ends += self.interval_seconds
 
     def _next_period(self, state: AdaCommState, loss: float, rate: float) -> int:
-        ratio = (
-            (state.first_rate * loss) / (rate * state.first_loss)
-            if rate and state.first_loss
-            else math.inf
-        )
-        wished = (
-            math.ceil(math.sqrt(max(0.0, ratio)) * self.initial_period)
-            if math.isfinite(ratio)
-            else state.period
-        )
-        return max(1, wished if wished < state.period else state.period // 2)
+        rate_stands, state.last_rate = rate == state.last_rate, rate
+        halved = max(1, state.period // 2)
+        divisor = rate * state.first_loss
+        ratio = state.first_rate * loss / divisor if divisor else math.inf
+        if not math.isfinite(ratio):
+            return halved  # the formula has no value
+
+        wished = max(1, math.ceil(math.sqrt(max(0.0, ratio)) * self.initial_period))
+        return halved if rate_stands and wished >= state.period else wished
 
     def finish(self, worker: Worker, state: AdaCommState) -> None:
         if state.averaged_at != worker.steps:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from flockstep.comm import SharedTensor, handle
-from flockstep.fields import require_flag, require_number
+from flockstep.fields import require, require_flag, require_number
 from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies.base import Strategy
 
@@ -37,9 +38,11 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         staleness_aware:       u / max(1, s),  s the updates by others since x_read
         delay_compensation:    g + λ g ⊙ g ⊙ (x − x_read)  in g's place
 
-    With another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers
-    add up, so many workers want a smaller learning rate, or staleness_aware. finish: the server's
-    parameters.
+    With another optimizer than plain SGD its change takes the place of −ηg. Delay compensation
+    changes the gradient, not what is sent, so it is for plain SGD: an optimizer with momentum or
+    weight decay is refused. The paper has neither; a penalty on the weights belongs into the loss,
+    whose gradient g is. Changes of all workers add up, so many workers want a smaller learning
+    rate, or staleness_aware. finish: the server's parameters.
 
     Bytes: one add and one read of the parameters per step, and one read at the end; momentum, one
     more read and write (the server's velocity); delay compensation, one more read; staleness_aware,
@@ -50,7 +53,7 @@ class AsyncSGD(Strategy[AsyncSGDState]):
     Fields:
         momentum: μ, kept at the server (asynchronous MSGD); at least 0 and below 1.
         staleness_aware: divide the change by its staleness.
-        delay_compensation: λ, at least 0.
+        delay_compensation: λ, at least 0; above 0 with plain SGD only.
 
     Papers: Dean et al., "Large Scale Distributed Deep Networks", 2012; Zhang, Gupta, Lian, Liu,
     "Staleness-aware Async-SGD for Distributed Deep Learning", 2015; Zheng et al., "Asynchronous
@@ -75,6 +78,8 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         return False
 
     def init(self, worker: Worker) -> AsyncSGDState:
+        if self.delay_compensation:
+            _require_plain_sgd(worker.optimizer)
         comm, own = worker.comm, worker.flat.parameters
         velocity = comm.shared("velocity", torch.zeros_like(own)) if self.momentum else None
         clock = comm.shared("clock", torch.zeros_like(ONE)) if self.staleness_aware else None
@@ -112,3 +117,20 @@ class AsyncSGD(Strategy[AsyncSGDState]):
 
     def finish(self, worker: Worker, state: AsyncSGDState) -> None:
         state.server.finish(worker)
+
+
+def _require_plain_sgd(optimizer: Optimizer) -> None:
+    """The change of plain SGD is −η times the gradient, whatever that is made of."""
+    unwanted = {
+        f"{setting}={group[setting]}"
+        for group in optimizer.param_groups
+        for setting in ("momentum", "weight_decay")
+        if group.get(setting)
+    }
+    name = type(optimizer).__name__
+    require(
+        type(optimizer) is SGD and not unwanted,
+        "optimizer",
+        "be SGD without momentum and weight decay for 'delay_compensation'",
+        f"{name}({', '.join(sorted(unwanted))})",
+    )

@@ -24,10 +24,11 @@ class Downpour(Strategy[ParameterServer]):
         x ← x + a;  a ← 0                              every push_period steps
         x_i ← x                                        every fetch_period steps
 
-    Period 1 for both equals AsyncSGD. What was fetched replaces the worker's parameters, changes
+    Period 1 for both equals AsyncSGD. With another optimizer than plain SGD its change takes the
+    place of −ηg. What was fetched replaces the worker's parameters, changes
     not pushed yet included: these stay in a, as in the paper. Changes of all workers add up, so
-    many workers or long periods want a smaller learning rate. finish: the server's parameters, once
-    all have pushed the rest.
+    many workers or long periods want a smaller learning rate. Pushes and fetches hold the server's
+    lock. finish: the server's parameters, once all have pushed the rest, under the lock as well.
 
     Bytes: one add of the parameters every push_period steps and one read every fetch_period steps;
     at the end one add, unless just pushed, and one read.

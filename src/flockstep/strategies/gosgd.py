@@ -11,6 +11,7 @@ from torch import Tensor
 from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require_number
 from flockstep.randomness import Purpose, torch_stream
+from flockstep.strategies._representative import representative, require_representative
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -35,17 +36,19 @@ class GoSGD(Strategy[GoSGDState]):
         on what came, at the end of a step:    x_j ← (a_j x_j + a x)/(a_j + a);   a_j ← a_j + a
 
     Weights start at 1/w and sum to one at all times, messages in flight included, so Σ a·x is
-    changed by gradients alone. finish: Σ a·x / Σ a, once all messages have been taken. Messages
-    that arrive during one step are taken together: the weighted mean of several is the same in any
-    order. Statistics of batch normalisation travel with the parameters.
+    changed by gradients alone. Messages that arrive during one step are taken together: the
+    weighted mean of several is the same in any order. Statistics of batch normalisation travel with
+    the parameters. finish: once all messages have been taken, Σ a·x / Σ a, or one worker's x.
 
-    Bytes: p times parameters, buffers and one weight a worker and step, on average; at the end one
-        all-reduce.
+    Bytes: p times parameters, buffers and one weight per worker and step, on average; at the end
+        one all-reduce of as much, or a score per worker ("best") and one broadcast.
 
     Use: on loosely coupled workers, with as little traffic as one likes.
 
     Fields:
         probability: p, from 0 to 1.
+        representative: which model stands for the run: the weighted "mean" of all, that of the
+            worker with the "best" loss over its last steps, or "any" worker's.
 
     Paper: Blot, Picard, Thome, Cord, "Gossip training for deep learning", 2016 (GoSGD, 2018).
 
@@ -55,9 +58,11 @@ class GoSGD(Strategy[GoSGDState]):
 
     name: ClassVar[str] = "gosgd"
     probability: float = 0.1
+    representative: str = "mean"
 
     def __post_init__(self) -> None:
         require_number("probability", self.probability, at_least=0, at_most=1)
+        require_representative(self.representative)
 
     @property
     def waits(self) -> bool:
@@ -109,16 +114,20 @@ class GoSGD(Strategy[GoSGDState]):
         message = state.mailboxes[worker.comm.rank].read()
         own = worker.flat.state.clone()
         weight = self._join(message, own, state.weight)
-        return self._mean(worker, own, weight, state)
+        return self._standing_for_all(worker, own, weight, state)
 
     def finish(self, worker: Worker, state: GoSGDState) -> None:
         worker.comm.barrier()  # all messages have arrived
         self._take(worker, state)
         own = worker.flat.state
-        own.copy_(self._mean(worker, own, state.weight, state))
+        own.copy_(self._standing_for_all(worker, own, state.weight, state))
 
-    def _mean(self, worker: Worker, own: Tensor, weight: float, state: GoSGDState) -> Tensor:
-        """Σ a·x / Σ a over the workers."""
+    def _standing_for_all(
+        self, worker: Worker, own: Tensor, weight: float, state: GoSGDState
+    ) -> Tensor:
+        """Σ a·x / Σ a over the workers, or the x of one of them."""
+        if self.representative != "mean":
+            return representative(worker, own, self.representative)
         total = worker.comm.all_reduce(self._weighted(own, weight, state))
         # The weights sum to less than one if a lost worker took its own with it.
         return (total[:-1] / total[-1]).to(own)

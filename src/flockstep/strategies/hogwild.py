@@ -32,7 +32,7 @@ class Hogwild(Strategy[HogwildState]):
     the others are just changing, and updates may tear or be lost, as in the paper. A model with
     statistics of batch normalisation, which are each worker's own, reads and adds there too. With
     another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add
-    up, so many workers want a smaller learning rate.
+    up, so many workers want a smaller learning rate. finish: the shared parameters.
 
     Bytes: one read and one add of the parameters per step (as many are counted where they are
     shared pages), and one read at the end.

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from torch import Tensor
+
+from flockstep.codecs import Codec
 from flockstep.comm import Comm, handle
-from flockstep.fields import require, require_integer
+from flockstep.fields import require, require_choice, require_integer
+from flockstep.optimizers import average_state, reset_state
+from flockstep.strategies._compressed import Averager, require_codec
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -14,11 +19,22 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Level:
+    """Averages of parameters over one group that the worker is in."""
+
+    period: int
+    averager: Averager
+    start: Tensor | None  # where the replicas of the group were last equal, for a codec
+
+    group: Comm = handle()
+
+
+@dataclass
 class HouseholdsState:
+    levels: tuple[Level, ...]  # the world first, then what is inside
     averaged_at: int = 0  # the step after which all replicas were last equal
 
     household: Comm = handle()
-    neighbourhood: Comm | None = handle()
 
 
 @dataclass(frozen=True)
@@ -29,14 +45,21 @@ class Households(Strategy[HouseholdsState]):
                                             (1: g_i ← mean over the household)
         every neighbourhood_period steps:   x_i ← mean over the neighbourhood
         every world_period steps:           x_i ← (1/w) Σ_j x_j
+        with a codec, at each of them:      x_i ← x₀ + mean over the group of (x_j − x₀)
 
     Where periods coincide the widest average alone takes place: it includes the others. Neighbours
-    in rank live together. One household with household_period=1 equals SyncSGD; households of one
-    worker equal LocalSGD.
+    in rank live together. A group of one worker averages nothing. One household with
+    household_period=1 and no codec equals SyncSGD; households of one worker equal LocalSGD, to the
+    bit, with a codec or without.
 
-    Bytes: each level's all-reduce of parameters and buffers, inside each group, whenever it is due;
-    with household_period=1 one of the gradients inside each household per step; one of all at the
-    end.
+    A codec carries the change since the replicas of that group were last equal (x₀): after the last
+    average over it, or over a wider group. Each level has its own x₀ and its own memory of what was
+    not sent. Gradients inside a household travel as they are: its links are the fast ones, and a
+    gradient is no change since an exchange.
+
+    Bytes: each level's all-reduce of parameters and buffers, inside each group, whenever it is due,
+    or the codec's; with momentum="average" also one of the optimizer's state; with
+    household_period=1 one of the gradients inside each household per step; one of all at the end.
 
     Use: where some workers are near each other (one host, one rack) and others far.
 
@@ -48,6 +71,10 @@ class Households(Strategy[HouseholdsState]):
             level.
         neighbourhood_period: between averages inside a neighbourhood. Periods must not shrink
             outwards.
+        momentum: what happens to the optimizer's state at an average of parameters, at any level:
+            "keep" the worker's own, "reset" it as if the optimizer were new, or "average" it over
+            the same group.
+        codec: how changes of parameters are written on the wire; None: parameters as they are.
 
     Paper: Håland and Birkeland, "Exploring data assignment schemes when training deep neural
     networks using data parallelism", 2020.
@@ -62,6 +89,8 @@ class Households(Strategy[HouseholdsState]):
     household_period: int = 1
     neighbourhoods: int | None = None
     neighbourhood_period: int | None = None
+    momentum: str = "keep"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         require_integer("count", self.count, 1)
@@ -99,6 +128,8 @@ class Households(Strategy[HouseholdsState]):
             f"be at least {name}, {inner}",
             self.world_period,
         )
+        require_choice("momentum", self.momentum, ("keep", "reset", "average"))
+        require_codec(self.codec)
 
     def init(self, worker: Worker) -> HouseholdsState:
         comm = worker.comm
@@ -109,35 +140,54 @@ class Households(Strategy[HouseholdsState]):
             self.count,
         )
         household = comm.split(comm.rank * self.count // comm.size)
-        neighbourhood = None
-        if self.neighbourhoods is not None:
+        groups = [(self.world_period, comm)]
+        if self.neighbourhoods is not None and self.neighbourhood_period is not None:
             neighbourhood = comm.split(comm.rank * self.neighbourhoods // comm.size)
-        return HouseholdsState(household=household, neighbourhood=neighbourhood)
+            groups.append((self.neighbourhood_period, neighbourhood))
+        if self.household_period > 1:
+            groups.append((self.household_period, household))
+        levels = tuple(
+            self._level(worker, stream, period, group)
+            for stream, (period, group) in enumerate(groups)
+            if group.size > 1
+        )
+        return HouseholdsState(levels, household=household)
+
+    def _level(self, worker: Worker, stream: int, period: int, group: Comm) -> Level:
+        own = worker.flat.state
+        averager = Averager.among(group, stream, worker, self.codec, own)
+        start = None if self.codec is None else own.clone()
+        return Level(period, averager, start, group=group)
 
     def on_gradients(self, worker: Worker, state: HouseholdsState) -> None:
         if self.household_period == 1:
             state.household.all_reduce(worker.flat.gradients, op="mean")
 
     def after_step(self, worker: Worker, state: HouseholdsState) -> None:
-        steps, own = worker.steps, worker.flat.state
-        if steps % self.world_period == 0:
-            self._average(worker, state)
-        elif (
-            state.neighbourhood is not None
-            and self.neighbourhood_period
-            and steps % self.neighbourhood_period == 0
-        ):
-            state.neighbourhood.all_reduce(own, op="mean")
-        elif self.household_period > 1 and steps % self.household_period == 0:
-            state.household.all_reduce(own, op="mean")
+        for place, level in enumerate(state.levels):
+            if worker.steps % level.period == 0:
+                self._average(worker, state, place)
+                if self.momentum == "reset":
+                    reset_state(worker.optimizer)
+                elif self.momentum == "average":
+                    average_state(worker.optimizer, level.group)
+                return  # it includes those inside
 
     def finish(self, worker: Worker, state: HouseholdsState) -> None:
         if state.averaged_at != worker.steps:
-            self._average(worker, state)
+            self._average(worker, state, 0)
 
-    def _average(self, worker: Worker, state: HouseholdsState) -> None:
-        worker.comm.all_reduce(worker.flat.state, op="mean")
-        state.averaged_at = worker.steps
+    def _average(self, worker: Worker, state: HouseholdsState, place: int) -> None:
+        own, level = worker.flat.state, state.levels[place]
+        if level.start is None:
+            level.averager.average(own)
+        else:
+            level.averager.average(own.sub_(level.start))  # the change since they were last equal
+            own.copy_(level.start.add_(own))
+            for inner in state.levels[place + 1 :]:
+                inner.start = own.clone()
+        if place == 0:
+            state.averaged_at = worker.steps
 
 
 def effective_batch(local_batch: float, workers: int, households: int, world_period: int) -> float:

@@ -30,9 +30,11 @@ class SlowMo(Strategy[SlowMoState]):
 
         x̄ = (1/w) Σ_i x_i;   u ← βu + (x_0 − x̄)/γ;   x_0 ← x_0 − αγu;   x_i ← x_0
 
-    γ is the learning rate of the workers' optimizer (of its first group of parameters): the last
-    one that was not 0, so that schedules may end there. slow_lr=1 and slow_momentum=0 equal
-    LocalSGD. The optimizer's own state is kept. Statistics of batch normalisation are averaged.
+    γ is the current learning rate of the workers' optimizer, that of the last step before the
+    exchange (of its first group of parameters). u is in units of gradients, so it outlives a change
+    of the rate. Where the rate is 0 nothing has moved, and γ is the last one that was not, so that
+    schedules may end there. slow_lr=1 and slow_momentum=0 equal LocalSGD. The optimizer's own state
+    is kept. Statistics of batch normalisation are averaged.
 
     Bytes: one all-reduce of parameters and buffers every `period` steps.
 

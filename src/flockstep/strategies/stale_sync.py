@@ -34,8 +34,9 @@ class StaleSync(Strategy[StaleSyncState]):
         before step t+1:   wait until min_k clock_k ≥ t − s;   read x
         after it:          x ← x − η g(x_read);   clock_i ← t+1
 
-    staleness=0 is synchronous: all read the same x, which then gains the sum of their changes. That
-    is SyncSGD with w times the learning rate, since SyncSGD takes the mean. With another optimizer
+    clock_i counts the steps that worker i has finished. staleness=0 is synchronous: all read the
+    same x, at a barrier, which then gains the sum of their changes. That is SyncSGD with w times
+    the learning rate, since SyncSGD takes the mean. With another optimizer
     than plain SGD its change takes the place of −ηg. Workers that are lost or have finished are not
     waited for. finish: the server's parameters.
 
