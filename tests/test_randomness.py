@@ -99,19 +99,19 @@ def test_rounding_is_not_the_order_of_the_samples(seed):
 
 
 def draws_of_groups(seed: int) -> list[list[int]]:
-    """What the groups of EAWild draw their representatives with."""
+    """What the groups of EAWild draw their delegates with."""
 
     def program(comm: fs.Comm) -> list[int]:
         model = torch.nn.Linear(2, 1)
-        strategy = fs.EAWild(groups=2, representative="random")
+        strategy = fs.EAWild(groups=2, delegate="random")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         state = strategy.init(fs.Worker(comm, model, optimizer, fs.SyncSGD()))
-        return torch.randint(1 << 30, (8,), generator=state.draw).tolist()
+        return torch.randint(1 << 30, (8,), generator=state.group.draw).tolist()
 
     return fs.launch(program, workers=4, seed=seed)
 
 
-def test_groups_draw_their_representatives_apart_in_every_seed():
+def test_groups_draw_their_delegates_apart_in_every_seed():
     first, second = draws_of_groups(seed=0), draws_of_groups(seed=1)
     assert first[0] == first[1]
     assert first[2] == first[3]
@@ -154,7 +154,7 @@ DRAWING = [
     fs.ADPSGD(),
     fs.PSOPS(period=2),
     fs.PSOPS(period=2, random="vector"),
-    fs.EAWild(groups=2, representative="random"),
+    fs.EAWild(groups=2, delegate="random"),
 ]
 CODECS_TO_TRY = [
     fs.Float16(),

@@ -455,7 +455,7 @@ class Dying(fs.Strategy[Any]):
 MOMENTS = ("before_step", "on_gradients", "after_step")
 STRATEGIES = [
     fs.EAWild(period=2),
-    fs.EAWild(period=2, groups=2, representative="random"),
+    fs.EAWild(period=2, groups=2, delegate="random"),
     fs.EASGD(period=2),
     fs.EASGD(period=2, mode="sync"),
     fs.Independent(),

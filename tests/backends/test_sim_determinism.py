@@ -18,7 +18,7 @@ STRATEGIES = [
     fs.EASGD(period=2),
     fs.EASGD(period=2, mode="sync"),
     fs.EAWild(),
-    fs.EAWild(period=2, groups=2, representative="random"),
+    fs.EAWild(period=2, groups=2, delegate="random"),
     fs.Independent(),
 ]
 

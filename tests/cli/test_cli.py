@@ -198,7 +198,7 @@ def test_no_method_of_the_demo_looks_broken_for_want_of_a_setting(strategy):
         (
             "ea_wild",
             ["groups=2", "representative=random"],
-            fs.EAWild(groups=2, representative="random"),
+            fs.EAWild(groups=2, delegate="random"),
         ),
         ("sync_sgd", [], fs.SyncSGD()),
         ("sync_sgd", ["codec=one_bit"], fs.SyncSGD(codec=fs.OneBit())),

@@ -210,7 +210,7 @@ def test_period_counts_optimizer_steps():
 
 def test_ea_wild_groups_move_as_one():
     def program(comm):
-        worker, _ = train(comm, fs.EAWild(period=2, groups=2, representative="random"), steps=6)
+        worker, _ = train(comm, fs.EAWild(period=2, groups=2, delegate="random"), steps=6)
         return flat(worker.model)
 
     first, second, third, fourth = fs.launch(program, 4)
