@@ -600,9 +600,9 @@ def test_round_robin_goes_on_in_rank_order(lossy):
     assert results == {rank: (pytest.approx(x[rank]), pytest.approx(centre)) for rank in (1, 2)}
 
 
-@pytest.mark.parametrize("representative", ["first", "random"])
-def test_a_group_without_its_representative_has_another(lossy, representative):
-    strategy = fs.EAWild(alpha=0.25, groups=2, representative=representative)
+@pytest.mark.parametrize("delegate", ["first", "random"])
+def test_a_group_without_its_delegate_has_another(lossy, delegate):
+    strategy = fs.EAWild(alpha=0.25, groups=2, delegate=delegate)
     results = move(lossy, strategy, 4, 6, {0: ("before_step", 2), 3: ("before_step", 3)})
     assert set(results) == {1, 2}
     assert results[1][1] == results[2][1]

@@ -194,7 +194,7 @@ def test_no_method_of_the_demo_looks_broken_for_want_of_a_setting(strategy):
     ("name", "settings", "expected"),
     [
         ("local_sgd", ["period=none"], fs.LocalSGD(period=None)),
-        ("easgd", ["period=4", "alpha=0.25", "mode=sync"], fs.EASGD(4, 0.25, "sync")),
+        ("easgd", ["period=4", "alpha=0.25", "mode=sync"], fs.EASGD(4, 0.25, mode="sync")),
         (
             "ea_wild",
             ["groups=2", "representative=random"],
