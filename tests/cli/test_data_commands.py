@@ -155,6 +155,23 @@ def test_what_is_embedded_need_not_be_fetched(flockstep):
     )
 
 
+def test_what_is_the_users_own_is_not_fetched(flockstep, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = flockstep("data", "fetch", "imagenet")
+    assert done.returncode == 1
+    assert f"train/CLASS/*.jpg and val/CLASS/*.jpg in {tmp_path / 'imagenet'} or " in done.stderr
+    assert "it cannot be fetched, so put your own copy there" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    for part in ("train", "val"):
+        (tmp_path / "imagenet" / part).mkdir(parents=True)
+    place = tmp_path / "imagenet"
+    assert (
+        flockstep("data", "fetch", "imagenet").stdout
+        == f"imagenet is your own and in {place}: there is nothing to fetch\n"
+    )
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_inspect_counts_every_task_without_its_data(flockstep, monkeypatch, tmp_path, name):
     monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path))
@@ -199,8 +216,13 @@ def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tasks = json.loads(flockstep("list", "tasks", "--json").stdout)["tasks"]
     assert set(tasks) == {
-        "digits-mlp", "digits-cnn", "mnist-lenet", "mnist-lstm", "fashion-lenet", "cifar10-full",
-        "cifar10-resnet20", "cifar10-resnet18", "cifar10-densenet40", "shakespeare-gpt",
+        "digits-mlp", "digits-cnn", "digits-deep", "digits-wide",
+        "mnist-lenet", "mnist-lstm", "mnist-lstm-256", "mnist-deep", "mnist-wide", "fashion-lenet",
+        "cifar10-full", "cifar10-full-1k", "cifar10-full-2k", "cifar10-full-5k", "cifar10-full-8k",
+        "cifar10-full-8k-ea-wild", "cifar10-resnet20", "cifar10-resnet18", "cifar10-resnet18-adam",
+        "cifar10-densenet40", "cifar10-densenet40-64", "cifar10-densenet40-ea-wild",
+        "cifar10-densenet40-huang", "imagenet-resnet50", "imagenet-googlenet-v2",
+        "imagenet-alexnet", "shakespeare-gpt",
     }  # fmt: skip
     assert tasks["cifar10-resnet20"] == {
         "parameters": 269_722, "data": "cifar10", "there": False, "epochs": 182,

@@ -150,8 +150,8 @@ def test_multiply_adds_are_those_that_were_published(model, example, published, 
     ],
 )
 def test_the_ratio_is_operations_over_parameters(model, example, ratio):
-    """Wongpanich et al. give 555 for DenseNet-40, of rounded figures, and none for cifar10-full: its
-    layers, as Caffe has them, make 24.6 M ÷ 89,578.
+    """Wongpanich et al. give 555 for DenseNet-40, of rounded figures. The layers of cifar10-full,
+    as Caffe has them, make 24.6 M ÷ 89,578.
     """
     with torch.device("meta"):
         assert cc_ratio(model(), example.to("meta")) == pytest.approx(ratio, abs=0.005)

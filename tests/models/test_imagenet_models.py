@@ -53,13 +53,13 @@ def ratio(name):
 
 
 def convolution(inputs, outputs, kernel, pixels, groups=1):
-    """Multiply-adds: each output value of a square image is a sum over its inputs and the kernel."""
+    """Multiply-adds: each output value of a square image is a sum over inputs and the kernel."""
     return outputs * pixels**2 * inputs // groups * kernel**2
 
 
 def bottlenecks(halved_late):
-    """Multiply-adds of ResNet-50, table 1 of the paper; in each stage's first block the 3×3 sees the
-    maps before or after they are halved, and so does the 1×1 before it.
+    """Multiply-adds of ResNet-50, table 1 of the paper. In a stage's first block its first 1×1
+    gives halved maps, or, where the 3×3 halves them, those of the stage before.
     """
     total, before = convolution(3, 64, 7, 112) + 2048 * 1000, 64
     for stage, (width, blocks) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
