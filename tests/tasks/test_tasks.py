@@ -6,12 +6,14 @@ import dataclasses
 import math
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW
 
 import flockstep as fs
-from flockstep.data.datasets import find_dataset
+from flockstep.data.datasets import DATASETS, find_dataset
+from flockstep.data.normalisation import CIFAR10_PIXELS
 from flockstep.tasks.builtin import TASKS
 
 
@@ -154,16 +156,16 @@ def test_rates_are_those_of_the_paper_at_its_epochs(name, epoch, rate):
 
 
 def test_an_explicit_trust_stands_where_the_large_rates_would_hardly_move_a_network():
-    """Of a rate η and a trust τ a step changes a layer by ητ of its norm, and momentum makes ten of
-    one. The first layer of cifar10-full starts at a thousandth of its final size: with τ = 0.001
-    all 3,500 steps of 2 K could not even make it five times as large, with 0.01 a million times.
+    """A step changes a layer by ητ of its norm, and momentum makes ten of one. The first layer of
+    cifar10-full starts a hundred times smaller than the others: with τ = 0.001 all 3,500 steps of
+    2 K could not make it five times as large.
     """
     task = TASKS["cifar10-full-2k"]
     fields = dict(task.optimizer.fields)
     steps = 140 * 50_000 // task.global_batch
     growth = 10 * fields["lr"] * steps / 2  # the mean rate of a linear decay is half the first
     assert math.exp(growth * 0.001) < 5
-    assert math.exp(growth * fields["trust"]) > 1e6
+    assert math.exp(growth * fields["trust"]) > 100
 
 
 @pytest.mark.parametrize(
@@ -255,6 +257,30 @@ def test_a_task_has_its_data(name, train, test):
     is_augmented = "resnet" in name or name.endswith("huang")
     assert (getattr(task.train, "augment", None) is not None) == is_augmented
     assert getattr(task.test, "augment", None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_augmented"),
+    [
+        ("cifar10-resnet18-adam", True),
+        ("cifar10-densenet40-huang", True),
+        ("cifar10-densenet40", False),
+        ("cifar10-densenet40-64", False),
+        ("cifar10-densenet40-ea-wild", False),
+        ("cifar10-full-8k", False),
+    ],
+)
+def test_photographs_are_augmented_where_the_paper_does(monkeypatch, name, is_augmented):
+    images = torch.arange(8 * 3 * 32 * 32).view(8, 3, 32, 32).to(torch.uint8)
+    train = fs.InMemory(images, torch.arange(8), prepare=CIFAR10_PIXELS, augment=fs.PadCropFlip())
+    test = fs.InMemory(images, torch.arange(8), prepare=CIFAR10_PIXELS)
+    made_up = dataclasses.replace(DATASETS["cifar10"], load=lambda: (train, test))
+    monkeypatch.setitem(DATASETS, "cifar10", made_up)
+    task = TASKS[name].loaded()
+    index = torch.arange(8)
+    changed = task.train.batch(index, np.random.default_rng(0))[0]
+    assert torch.equal(changed, task.train.batch(index)[0]) != is_augmented
+    assert torch.equal(task.test.batch(index)[0], task.train.batch(index)[0])
 
 
 def part_of(task, train, test):
