@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -272,6 +271,7 @@ def test_a_class_may_have_no_pictures_to_test_with(pictures):
         ({"size": 32, "resize": 31}, "'resize' must be at least 'size', 32 (got 31)"),
         ({"augment": fs.PadCropFlip()}, "'augment' must be an fs.ResizedCropFlip(…) (got PadCrop"),
         ({"folder": 3}, "'folder' must be a path (got 3)"),
+        ({"classes": "red"}, "'classes' must be names, such as train.classes (got 'red')"),
     ],
 )
 def test_a_bad_field_is_named(tmp_path, fields, message):
@@ -286,12 +286,12 @@ def test_without_pillow_an_error_says_what_to_install(monkeypatch, pictures):
         fs.image_folders(pictures)
 
 
-def test_pillow_is_loaded_only_when_somebody_has_pictures():
-    code = "import flockstep, sys; print('PIL' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "False"
+def test_a_folder_is_found_from_wherever_a_worker_starts(monkeypatch, tmp_path, pictures):
+    monkeypatch.chdir(pictures)
+    data = fs.ImageFolder("train", size=8, resize=8)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert data[0][0].shape == (3, 8, 8)
 
 
 # As data of tasks

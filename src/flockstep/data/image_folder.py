@@ -68,8 +68,12 @@ class ImageFolder(Dataset[tuple[Tensor, ...]]):
         require(resize >= size, "resize", f"be at least 'size', {size}", resize)
         is_known = augment is None or isinstance(augment, ResizedCropFlip)
         require(is_known, "augment", "be an fs.ResizedCropFlip(…)", augment)
+        are_names = classes is None or (
+            isinstance(classes, tuple | list) and all(isinstance(each, str) for each in classes)
+        )
+        require(are_names, "classes", "be names, such as train.classes", classes)
         _pillow()  # missed here rather than by a worker
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser().absolute()  # workers may start elsewhere
         self.size = size
         self.resize = resize
         self.augment = augment
