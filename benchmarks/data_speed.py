@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import flockstep as fs
 from benchmarks.harness import Benchmark, Case, Sample
 from flockstep.data import Assignment, plan_batches
-from flockstep.data.datasets import MNIST_PIXELS, find_dataset
+from flockstep.data.datasets import find_dataset
+from flockstep.data.normalisation import MNIST_PIXELS
 from flockstep.data.sources import in_order
 
 BATCH = 64

@@ -168,7 +168,8 @@ def test_importing_the_library_is_light():
     """No scientific stack, no compiler, no cluster before somebody asks for it."""
     code = (
         "import flockstep, sys\n"
-        "heavy = ('sklearn', 'ray', 'scipy', 'torch._dynamo', 'tensorboard', 'mlflow', 'wandb')\n"
+        "heavy = ('sklearn', 'ray', 'scipy', 'torch._dynamo', 'tensorboard', 'mlflow', 'wandb', "
+        "'PIL')\n"
         "print([m for m in heavy if m in sys.modules])\n"
     )
     done = subprocess.run(

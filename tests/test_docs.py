@@ -21,9 +21,10 @@ from torch import nn
 import flockstep as fs
 import generate
 from flockstep.codecs import CODECS
-from flockstep.data import ASSIGNMENTS
+from flockstep.data import ASSIGNMENTS, DATASETS
 from flockstep.schedules.schedules import SCHEDULES
 from flockstep.strategies import STRATEGIES, save_state
+from flockstep.tasks import TASKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -251,6 +252,7 @@ def test_the_page_of_data_runs_and_names_everything(capsys):
     assert 0 < accuracy < 1
     assert 250 < ratio < 350
     assert all(f"`fs.{scheme.__name__}(" in page for scheme in ASSIGNMENTS.values())
+    assert all(f"`{name}`" in page for name in [*TASKS, *DATASETS])
     recipes = {
         *SCHEDULES.values(),
         fs.BatchGrowth,

@@ -155,6 +155,30 @@ def test_what_is_embedded_need_not_be_fetched(flockstep):
     )
 
 
+def test_what_is_the_users_own_is_not_fetched(flockstep, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = flockstep("data", "fetch", "imagenet")
+    assert done.returncode == 1
+    assert f"train/CLASS/*.jpg and val/CLASS/*.jpg in {tmp_path / 'imagenet'} or " in done.stderr
+    assert "it cannot be fetched, so put your own copy there" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    for part in ("train", "val"):
+        (tmp_path / "imagenet" / part).mkdir(parents=True)
+    place = tmp_path / "imagenet"
+    assert (
+        flockstep("data", "fetch", "imagenet").stdout
+        == f"imagenet is your own and in {place}: there is nothing to fetch\n"
+    )
+
+
+IMAGENET_RATIOS = {
+    "imagenet-resnet50": 301.91,
+    "imagenet-googlenet-v2": 360.67,
+    "imagenet-alexnet": 36.40,
+}
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_inspect_counts_every_task_without_its_data(flockstep, monkeypatch, tmp_path, name):
     monkeypatch.setenv("FLOCKSTEP_DATA", str(tmp_path))
@@ -162,6 +186,9 @@ def test_inspect_counts_every_task_without_its_data(flockstep, monkeypatch, tmp_
     figures = json.loads(flockstep("inspect", name, "--json").stdout)
     assert figures["task"] == name
     assert figures["bytes"] == 4 * figures["parameters"]
+    if name in IMAGENET_RATIOS:  # too large to be made and run for this
+        assert figures["cc_ratio"] == pytest.approx(IMAGENET_RATIOS[name], abs=0.005)
+        return
     example = DATASETS[TASKS[name].data].example(3)
     assert figures["cc_ratio"] == pytest.approx(fs.cc_ratio(TASKS[name].model(), example))
 
@@ -199,8 +226,13 @@ def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tasks = json.loads(flockstep("list", "tasks", "--json").stdout)["tasks"]
     assert set(tasks) == {
-        "digits-mlp", "digits-cnn", "mnist-lenet", "mnist-lstm", "fashion-lenet", "cifar10-full",
-        "cifar10-resnet20", "cifar10-resnet18", "cifar10-densenet40", "shakespeare-gpt",
+        "digits-mlp", "digits-cnn", "digits-deep", "digits-wide",
+        "mnist-lenet", "mnist-lstm", "mnist-lstm-256", "mnist-deep", "mnist-wide", "fashion-lenet",
+        "cifar10-full", "cifar10-full-1k", "cifar10-full-2k", "cifar10-full-5k", "cifar10-full-8k",
+        "cifar10-full-8k-ea-wild", "cifar10-resnet20", "cifar10-resnet18", "cifar10-resnet18-adam",
+        "cifar10-densenet40", "cifar10-densenet40-64", "cifar10-densenet40-ea-wild",
+        "cifar10-densenet40-huang", "imagenet-resnet50", "imagenet-googlenet-v2",
+        "imagenet-alexnet", "shakespeare-gpt",
     }  # fmt: skip
     assert tasks["cifar10-resnet20"] == {
         "parameters": 269_722, "data": "cifar10", "there": False, "epochs": 182,
@@ -260,7 +292,7 @@ def test_a_run_takes_assignment_order_and_schedule(flockstep):
          "'--out' must end in .png, .svg, .pdf (got"),
         (["data", "show", "disjoint", "--out", "no/such/folder.png"],
          "'--out' must be a file that can be written"),
-        (["data", "fetch", "imagenet"], "unknown data set 'imagenet'; known: cifar10, digits"),
+        (["data", "fetch", "svhn"], "unknown data set 'svhn'; known: cifar10, digits"),
         (["inspect", "digits"], "unknown task 'digits'; did you mean 'digits-mlp'? known: "),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "coarse(3"],

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flockstep as fs
-from flockstep.data.augmentation import PadCropFlip
+from flockstep.data.augmentation import PadCropFlip, ResizedCropFlip
 
 
 def one_by_one(random, images, padding):
@@ -100,3 +100,77 @@ def test_images_without_channels_are_named():
         fs.InvalidField, match=r"'images' must be of shape .* \(got \(4, 28, 28\)\)"
     ):
         PadCropFlip()(np.random.default_rng(0), torch.zeros(4, 28, 28))
+
+
+# Windows of any size
+
+
+def windows(width, height, count=2000, augment=None):
+    random = np.random.default_rng(0)
+    drawn = [(augment or ResizedCropFlip()).window(random, width, height) for _ in range(count)]
+    return np.array([box for box, _ in drawn]), np.array([mirrored for _, mirrored in drawn])
+
+
+@settings(deadline=None)
+@given(
+    width=st.integers(1, 5000),
+    height=st.integers(1, 5000),
+    area=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted).map(tuple),
+    shape=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)).map(sorted).map(tuple),
+    seed=st.integers(0, 1000),
+)
+def test_a_window_lies_within_the_picture_and_has_an_allowed_shape(
+    width, height, area, shape, seed
+):
+    augment = ResizedCropFlip(area, shape)
+    (left, top, right, bottom), _ = augment.window(np.random.default_rng(seed), width, height)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    assert shape[0] * 0.999 <= (right - left) / (bottom - top) <= shape[1] * 1.001
+
+
+def test_windows_have_every_area_shape_and_place_that_is_allowed():
+    boxes, mirrored = windows(1000, 1000)
+    left, top, right, bottom = boxes.T
+    across, down = right - left, bottom - top
+    areas, shapes = across * down / 1e6, across / down
+    assert 0.08 <= areas.min() < 0.09
+    assert areas.max() > 0.9
+    assert 0.75 <= shapes.min() < 0.76
+    assert 1.32 < shapes.max() <= 4 / 3
+    assert (shapes > 1).mean() == pytest.approx(0.5, abs=0.05)  # lying as often as upright
+    assert (left / (1000 - across)).mean() == pytest.approx(0.5, abs=0.03)
+    assert (top / (1000 - down)).mean() == pytest.approx(0.5, abs=0.03)
+    assert mirrored.mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_of_a_picture_into_which_no_window_fits_the_middle_is_taken():
+    boxes, _ = windows(1000, 50, count=50, augment=ResizedCropFlip(area=(0.9, 1.0)))
+    expected = (500 - 50 * 4 / 6, 0, 500 + 50 * 4 / 6, 50)
+    assert np.allclose(boxes, expected)
+
+
+def test_what_is_drawn_for_a_picture_does_not_depend_on_those_before_it():
+    """A wide one takes all ten tries, a square one mostly the first."""
+    after = []
+    for width in (100, 4000):
+        random = np.random.default_rng(5)
+        ResizedCropFlip().window(random, width, 100)
+        after.append(ResizedCropFlip().window(random, 64, 48))
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"area": (0.0, 1.0)}, "'area' must be above 0 and at most 1 (got 0.0)"),
+        ({"area": (0.5, 1.5)}, "'area' must be above 0 and at most 1 (got 1.5)"),
+        ({"area": 0.5}, "'area' must be two numbers (got 0.5)"),
+        ({"shape": (2.0, 0.5)}, "'shape' must be the least, then the most (got (2.0, 0.5))"),
+        ({"shape": (0.5, float("inf"))}, "'shape' must be above 0 and finite (got inf)"),
+    ],
+)
+def test_a_bad_bound_of_windows_is_named(fields, message):
+    with pytest.raises(fs.InvalidField) as raised:
+        ResizedCropFlip(**fields)
+    assert message in str(raised.value)

@@ -383,7 +383,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
     message = message_of(fs.UnknownName, lambda: find_dataset("mnsit"))
     assert message == (
         "unknown data set 'mnsit'; did you mean 'mnist'? "
-        "known: cifar10, digits, fashion-mnist, mnist, tinyshakespeare"
+        "known: cifar10, digits, fashion-mnist, imagenet, mnist, tinyshakespeare"
     )
 
 

@@ -18,13 +18,16 @@ from flockstep.errors import InvalidField
 from flockstep.models import (
     GPT,
     MLP,
+    AlexNet,
     Cifar10Full,
     DenseNet40,
     DigitsCNN,
+    GoogLeNetV2,
     LeNet,
     LeNet5,
     ResNet18,
     ResNet20,
+    ResNet50,
     RowLSTM,
 )
 from flockstep.models.cifar10_full import LocalResponseNorm
@@ -52,6 +55,7 @@ MODELS = {
     "GPT": (GPT, None, 804_096),
     "DigitsCNN": (DigitsCNN, (64,), 29_066),
 }
+FOR_IMAGENET = [ResNet50, GoogLeNetV2, AlexNet]  # test_imagenet_models.py
 CONVOLUTIONAL = [ResNet20, ResNet18, DenseNet40]
 every_variant = pytest.mark.parametrize("name", MODELS)
 # ResNet-18 is made of the parts of ResNet-20, and many times slower.
@@ -97,6 +101,7 @@ def test_no_model_is_left_out():
     with torch.device("meta"):
         tested = {type(make()).__name__ for make, *_ in MODELS.values()}
     shown = {name: getattr(flockstep.models, name) for name in flockstep.models.__all__}
+    tested |= {model.__name__ for model in FOR_IMAGENET}
     assert tested == {name for name, each in shown.items() if isinstance(each, type)}
 
 
@@ -186,6 +191,22 @@ def test_the_loss_of_a_few_samples_falls_in_a_few_steps(name):
         assert all(parameter.grad is not None for parameter in model.parameters())
         optimizer.step()
     assert loss_of(model, x).item() < 0.97 * before
+
+
+def test_he_initialisation_keeps_the_size_of_a_signal_through_many_layers():
+    torch.manual_seed(0)
+    x = torch.randn(500, 200)
+    sizes = {}
+    for kind in ("torch", "he"):
+        model = MLP(*[200] * 9, initialisation=kind)
+        weights = [layer.weight for layer in model.layers if isinstance(layer, nn.Linear)]
+        sizes[kind] = model(x).pow(2).mean().sqrt().item()
+        if kind == "he":
+            for weight in weights:
+                assert weight.std().item() == pytest.approx(math.sqrt(2 / 200), rel=0.03)
+            assert not any(layer.bias.any() for layer in model.layers if hasattr(layer, "bias"))
+    assert 0.5 < sizes["he"] < 2
+    assert sizes["torch"] < 0.1
 
 
 # Convolutional networks, written out once more

@@ -56,6 +56,12 @@ def fetch(name: str, folder: Path | None, mirrors: tuple[str, ...]) -> None:
     flockstep data fetch mnist --mirror http://localhost:8000/mnist/
     """
     dataset = find_dataset(name)
+    if dataset.pictures is not None:
+        place = dataset.pictures.find()
+        if place is None:
+            raise dataset.pictures.missing()
+        click.echo(f"{name} is your own and in {place}: there is nothing to fetch")
+        return
     if not dataset.files.forms:
         click.echo(f"{name} is embedded: there is nothing to fetch")
         return

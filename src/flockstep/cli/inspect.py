@@ -38,9 +38,11 @@ def summary(task: Task) -> dict[str, Any]:
 def inspect_task(task: Task) -> dict[str, Any]:
     """Parameters, their bytes, forward FLOPs of a sample, and FLOPs ÷ parameters.
 
-    A built-in task is inspected without its data. Of another's data one sample is used.
+    A built-in task is inspected without its data, and without memory for its model. Of another's
+    data one sample is used.
     """
-    with torch.random.fork_rng(devices=[]):
+    is_built_in = TASKS.get(task.name) is task
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if is_built_in else "cpu"):
         model = task.make_model()
     require(count_parameters(model) > 0, "model", "have parameters", type(model).__name__)
     example = (

@@ -14,15 +14,17 @@ from flockstep.data.assignment import (
     NeighbourhoodOverlap,
     find_assignment,
 )
-from flockstep.data.augmentation import PadCropFlip
+from flockstep.data.augmentation import PadCropFlip, ResizedCropFlip
 from flockstep.data.batch_growth import BatchGrowth
 from flockstep.data.batches import plan_batches
 from flockstep.data.course import Batches, Course
-from flockstep.data.datasets import CIFAR10_PIXELS, DATASETS, Normalized, dataset, find_dataset
+from flockstep.data.datasets import DATASETS, dataset, find_dataset
 from flockstep.data.fetching import fetch
 from flockstep.data.files import folders
 from flockstep.data.global_batch import GlobalBatch
+from flockstep.data.image_folder import ImageFolder, image_folders
 from flockstep.data.memory import InMemory
+from flockstep.data.normalisation import CIFAR10_PIXELS, Normalized
 from flockstep.data.overlap import Overlap, overlap_of
 from flockstep.data.sampling import ORDERS, SHUFFLES, Sampling
 from flockstep.data.sources import in_order, is_stream, source_of
@@ -46,12 +48,14 @@ __all__ = [
     "FullOverlap",
     "GlobalBatch",
     "HouseholdShards",
+    "ImageFolder",
     "InMemory",
     "MediumCoarse",
     "NeighbourhoodOverlap",
     "Normalized",
     "Overlap",
     "PadCropFlip",
+    "ResizedCropFlip",
     "Sampling",
     "Timetable",
     "dataset",
@@ -59,6 +63,7 @@ __all__ = [
     "find_assignment",
     "find_dataset",
     "folders",
+    "image_folders",
     "in_order",
     "is_stream",
     "overlap_of",

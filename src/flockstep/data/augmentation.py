@@ -1,4 +1,4 @@
-"""Changes to images that are trained with, vectorised over the batch."""
+"""Changes to images that are trained with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flockstep.fields import require, require_integer
+from flockstep.fields import require, require_integer, require_number
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+TRIES = 10  # to find a window that lies within the picture
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,59 @@ class PadCropFlip:
         chosen = windows[np.arange(count), :, top, left]
         chosen[mirrored] = torch.from_numpy(chosen[mirrored]).flip(-1).numpy()
         return torch.from_numpy(chosen), *rest
+
+
+@dataclass(frozen=True)
+class ResizedCropFlip:
+    """A window of random size, shape and place, to be scaled to a square, and every second one
+    mirrored, left to right.
+
+    Chosen here: the logarithm of its shape is drawn, so that upright windows are as likely as lying
+    ones. Where none of ten fits into the picture, it is the largest in the middle that has an
+    allowed shape. Windows need not start at whole pixels.
+
+    Fields:
+        area: the least and the most that a window has of the picture's area.
+        shape: the least and the most that a window is wide in terms of its height.
+
+    Paper: Szegedy et al., "Going deeper with convolutions", 2015.
+
+    Example:
+        fs.ImageFolder("pictures/train", augment=fs.ResizedCropFlip())
+    """
+
+    area: tuple[float, float] = (0.08, 1.0)
+    shape: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        for field, most in (("area", 1.0), ("shape", np.inf)):
+            bounds = getattr(self, field)
+            is_pair = isinstance(bounds, tuple) and len(bounds) == 2
+            require(is_pair, field, "be two numbers", bounds)
+            for bound in bounds:
+                require_number(field, bound, above=0, at_most=most, finite=field == "shape")
+            require(bounds[0] <= bounds[1], field, "be the least, then the most", bounds)
+
+    def window(self, random: np.random.Generator, width: int, height: int) -> tuple[Box, bool]:
+        """What is cut of a picture of that size, and whether it is mirrored.
+
+        As many numbers are drawn for every picture, so that those behind it in its batch do not
+        depend on how large it is."""
+        areas = width * height * random.uniform(*self.area, TRIES)
+        lowest, highest = np.log(self.shape)
+        shapes = np.exp(random.uniform(lowest, highest, TRIES))
+        from_left, from_top, flip = random.random(3)
+
+        widths, heights = np.sqrt(areas * shapes), np.sqrt(areas / shapes)
+        fitting = np.flatnonzero((widths <= width) & (heights <= height))
+        if fitting.size:
+            across, down = float(widths[fitting[0]]), float(heights[fitting[0]])
+        else:
+            across = min(width, height * self.shape[1])
+            down = min(height, width / self.shape[0])
+            from_left = from_top = 0.5
+
+        left, top = from_left * (width - across), from_top * (height - down)
+        # A sum may be rounded to just above the picture's side.
+        box = (left, top, min(left + across, width), min(top + down, height))
+        return box, bool(flip < 0.5)

@@ -1,7 +1,8 @@
 """Data sets by name: what they are, their files, and how the files become tensors.
 
 digits comes with scikit-learn. The files of the others lie under FLOCKSTEP_DATA or in the user's
-cache, where `flockstep data fetch NAME` puts them; their checksums are verified at each load."""
+cache, where `flockstep data fetch NAME` puts them; their checksums are verified at each load.
+ImageNet is a folder of the user's own there, and nothing of it is fetched or verified."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from flockstep.data.files import (
     Files,
     Form,
 )
+from flockstep.data.image_folder import ImageFolder, OwnPictures
 from flockstep.data.memory import InMemory
+from flockstep.data.normalisation import (
+    CIFAR10_PIXELS,
+    FASHION_MNIST_PIXELS,
+    MNIST_PIXELS,
+    Normalized,
+)
 from flockstep.fields import require, require_integer, require_name
 
 Pair = tuple[InMemory, InMemory]
@@ -44,14 +52,16 @@ class DataSet:
         classes: how many a label, or a character, can be.
         dtype: of the inputs, as a model sees them.
         files: empty for a set that needs none.
+        pictures: the folder of a set that its users get for themselves.
     """
 
     name: str
-    load: Callable[[], tuple[TensorDataset, TensorDataset]]
+    load: Callable[[], tuple[Any, Any]]
     sample_shape: tuple[int, ...]
     classes: int
     dtype: torch.dtype = torch.float32
     files: Files = field(default_factory=lambda: Files(""))
+    pictures: OwnPictures | None = None
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +70,8 @@ class DataSet:
 
     def is_there(self) -> bool:
         """Whether all files are; their checksums are not looked at."""
+        if self.pictures is not None:
+            return self.pictures.find() is not None
         return not self.files.forms or self.files.find() is not None
 
     def example(self, count: int = 1) -> Tensor:
@@ -67,32 +79,6 @@ class DataSet:
         require_integer("count", count, 1)
         return torch.zeros((count, *self.sample_shape), dtype=self.dtype)
 
-
-@dataclass(frozen=True)
-class Normalized:
-    """Prepares images of bytes: (pixel / 255 - mean) / std, with one mean and std a channel."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __call__(self, images: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        scale, shift = (each.to(images.device) for each in self._line)
-        return images.float().mul_(scale).sub_(shift), *rest
-
-    @functools.cached_property
-    def _line(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift of each channel. Made once: that takes as long as to prepare a small
-        batch.
-        """
-        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
-        return 1 / (255 * std), mean / std
-
-
-# Mean and standard deviation of the training images' pixels, as published with models everywhere;
-# the tests compare them with the data.
-MNIST_PIXELS = Normalized((0.1307,), (0.3081,))
-FASHION_MNIST_PIXELS = Normalized((0.2860,), (0.3530,))
-CIFAR10_PIXELS = Normalized((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 SHAKESPEARE_ALPHABET = "\n !$&',-.3:;?" + string.ascii_uppercase + string.ascii_lowercase
 
@@ -166,6 +152,13 @@ def tiny_shakespeare(context: int = 64) -> Pair:
 @functools.cache
 def _tiny_shakespeare(context: int) -> Pair:
     return load_text(TINY_SHAKESPEARE_FILES, context)
+
+
+def imagenet() -> tuple[ImageFolder, ImageFolder]:
+    """ImageNet's photographs, from a folder of your own, cut to 224×224 and normalised: those in
+    train/CLASS to train with, augmented, and those in val/CLASS to test.
+    """
+    return IMAGENET_PICTURES.load()
 
 
 def load_idx(files: Files, pixels: Normalized, roots: Roots = None) -> Pair:
@@ -349,6 +342,8 @@ TINY_SHAKESPEARE_FILES = Files(
     ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
 )
 
+IMAGENET_PICTURES = OwnPictures("imagenet")
+
 DATASETS: dict[str, DataSet] = {
     each.name: each
     for each in (
@@ -364,6 +359,7 @@ DATASETS: dict[str, DataSet] = {
             torch.int64,
             TINY_SHAKESPEARE_FILES,
         ),
+        DataSet("imagenet", imagenet, (3, 224, 224), 1000, pictures=IMAGENET_PICTURES),
     )
 }
 
@@ -374,7 +370,7 @@ def find_dataset(name: str) -> DataSet:
     return DATASETS[name]
 
 
-def dataset(name: str) -> tuple[TensorDataset, TensorDataset]:
+def dataset(name: str) -> tuple[Any, Any]:
     """The samples of a built-in data set to train with, and those to test with.
 
     Example:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 from flockstep.data.background import Loaded
 from flockstep.data.batch import Key, Wanted
+from flockstep.data.image_folder import ImageFolder
 from flockstep.data.sampling import Sampling
 from flockstep.data.sources import Collate, Source, samples_of, source_of
 from flockstep.errors import InvalidField
@@ -117,8 +118,10 @@ class WholeBatches(Dataset[Any]):
 
 
 def loader_source(dataset: Any, collate: Collate) -> Source:
-    """Of a loader's data set: sample by sample, unless that would give the same more slowly."""
-    if collate is default_collate and isinstance(dataset, TensorDataset):
+    """Of a loader's data set: sample by sample, unless that would give the same more slowly, or
+    without augmentation.
+    """
+    if collate is default_collate and isinstance(dataset, TensorDataset | ImageFolder):
         return source_of(dataset)
     return samples_of(dataset, collate)
 

@@ -71,6 +71,10 @@ class InMemory(TensorDataset):
         """The last `count` samples, without a copy."""
         return self._part(slice(len(self) - count, None))
 
+    def without_augmentation(self) -> InMemory:
+        """The same samples, each always the same, without a copy."""
+        return InMemory(*self.tensors, prepare=self.prepare)
+
     def _part(self, rows: slice) -> InMemory:
         tensors = (tensor[rows] for tensor in self.tensors)
         return InMemory(*tensors, prepare=self.prepare, augment=self.augment)

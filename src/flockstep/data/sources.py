@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from flockstep.data.assignment import Indices
+from flockstep.data.image_folder import ImageFolder
 from flockstep.data.memory import InMemory
 from flockstep.fields import require
 
@@ -39,13 +40,13 @@ def is_stream(dataset: Any) -> bool:
 
 
 def source_of(dataset: Any) -> Source:
-    """A dataset that can be indexed. What lies in memory is indexed a batch at a time, all else
-    sample by sample.
+    """A dataset that can be indexed. What lies in memory and what we decode is indexed a batch at
+    a time, all else sample by sample.
     """
     if isinstance(dataset, Subset):
         inner, rows = source_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return Source(len(rows), lambda chosen, random: inner.fetch(rows[chosen], random))
-    if isinstance(dataset, InMemory):
+    if isinstance(dataset, InMemory | ImageFolder):
         return Source(len(dataset), functools.partial(_fetch_prepared, dataset))
     if isinstance(dataset, TensorDataset):
         return _in_memory(dataset.tensors, tuple)
@@ -106,7 +107,7 @@ def in_order(dataset: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
 
 
 def _fetch_prepared(
-    dataset: InMemory, chosen: Indices, random: Randomness | None
+    dataset: InMemory | ImageFolder, chosen: Indices, random: Randomness | None
 ) -> tuple[Tensor, ...]:
     source = random() if random is not None and dataset.augment is not None else None
     return dataset.batch(torch.from_numpy(chosen), source)

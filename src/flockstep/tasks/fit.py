@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flockstep.data import InMemory, in_order, is_stream
+from flockstep.data import ImageFolder, InMemory, in_order, is_stream
 from flockstep.device import on_device
 from flockstep.errors import InvalidField
 from flockstep.fields import require
@@ -63,6 +63,8 @@ def require_fit(
 
 def _all_labels(data: Any, first: Tensor) -> Tensor:
     """All labels if they lie in memory as they are, else those of the first batch."""
+    if isinstance(data, ImageFolder):
+        return data.labels
     if isinstance(data, InMemory) and data.prepare is not None:
         return first
     if isinstance(data, TensorDataset):

@@ -46,6 +46,7 @@ class Task:
         data: the name of the built-in data set that it needs, if it does.
         validation: what looks are scored on: a data set, a function that loads one, or a share that
             is held out of `train`; None: the test data.
+        evaluation_batch: how many samples are scored at once; fewer need less memory.
         metric_name: what people read of the score as. None: "accuracy" for
             `fs.classification_accuracy`, else the name of the function.
 
@@ -69,6 +70,7 @@ class Task:
     data: str | None = None
     validation: Any = None
     metric_name: str | None = None
+    evaluation_batch: int = EVALUATION_BATCH
 
     def __post_init__(self) -> None:
         is_name = isinstance(self.name, str) and self.name.strip() != ""
@@ -81,6 +83,7 @@ class Task:
             require(callable(value) and not isinstance(value, nn.Module), field, rule, value)
         self._check_batch()
         require_integer("epochs", self.epochs, 1)
+        require_integer("evaluation_batch", self.evaluation_batch, 1)
         if isinstance(self.validation, int | float):
             share = 0 < self.validation < 1
             require(share, "validation", "be above 0 and below 1, or a data set", self.validation)
@@ -151,7 +154,7 @@ class Task:
         """A loss or a metric of one's own, on the first batch that looks will be scored on."""
         if is_stream(self.watched):
             return  # to look into a stream might use it up
-        batch, _ = next(in_order(self.watched, EVALUATION_BATCH), (None, 0))
+        batch, _ = next(in_order(self.watched, self.evaluation_batch), (None, 0))
         field = "test" if self.validation is None else "validation"
         require(batch is not None, field, "have at least one sample", 0)
         model.eval()
@@ -208,7 +211,7 @@ class Task:
         was_training = model.training
         model.eval()
         rows = []
-        for number, (batch, count) in enumerate(in_order(data, EVALUATION_BATCH)):
+        for number, (batch, count) in enumerate(in_order(data, self.evaluation_batch)):
             if number % parts != part:
                 rows.append((0.0, 0.0, 0.0))
                 continue
