@@ -100,6 +100,9 @@ class Households(Strategy[HouseholdsState]):
             self.world_period,
         )
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return -(-steps // self.world_period) * self.world_period
+
     def init(self, worker: Worker) -> HouseholdsState:
         comm = worker.comm
         require(

@@ -30,10 +30,17 @@ from flockstep.training.figures import EpochLosses, Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.keeper import NEAR_ENOUGH, keeper_of
 from flockstep.training.reporting import tell_look
-from flockstep.training.scoring import judged, of_all_replicas
+from flockstep.training.scoring import (
+    judged,
+    of_all_replicas,
+    of_replicas,
+    on_test_data,
+    scores_of_all,
+)
 from flockstep.worker import Worker
 
 ON_THE_CLOCK = ("_look_at", "_count_at", "_is_over")
+OF_REPLICAS = ("replicas", "spread", "distance", "positions")  # for which workers must meet
 FEW_STEPS = 3  # whose end can be told from the pace of as many
 
 
@@ -125,12 +132,27 @@ class Observer(ABC):
         with comm.unmetered():
             return Table.of(comm.all_gather(self._figures(is_done=True).told()))
 
-    def measured(self) -> dict[str, Any]:
-        """What is measured of the replicas as they stand at the end, before they become one."""
-        if not any(each in self.job.measure for each in ("replicas", "spread", "positions")):
-            return {}  # nobody need meet for that
-        with self.worker.comm.off_the_clock():
-            return of_all_replicas(self.worker, self.job.task, self.job.measure)
+    def measured(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is measured of the replicas as they stand at the end, before they become one: what
+        the last look says of them, and the metrics, of data that nobody has seen before.
+        """
+        worker, job, task = self.worker, self.job, self.job.task
+        measure = [each for each in job.measure if each in OF_REPLICAS]
+        if not measure:
+            return {}, {}  # nobody need meet for that
+        found: dict[str, Any] = {}
+        tested: dict[str, Any] = {}
+        with worker.comm.off_the_clock():
+            if "replicas" in measure:
+                measure.remove("replicas")
+                scores = scores_of_all(worker, task, task.watched)
+                found |= of_replicas(scores)
+                is_seen = task.watched is task.test
+                tested = on_test_data(scores if is_seen else scores_of_all(worker, task, task.test))
+            if "distance" in measure and job.board is not None:
+                measure.remove("distance")
+                found |= job.board.distances_at_end(worker)
+            return found | of_all_replicas(worker, task, measure), tested
 
     def copy(self, seconds: float | None) -> Copy:
         """This worker's data at this moment, for the board. `seconds`: when the look is, if that
@@ -141,7 +163,8 @@ class Observer(ABC):
         return copied
 
     def _figures(self, is_done: bool = False) -> Figures:
-        return Figures.of(self.worker, self.losses, self._last_epoch.losses, is_done)
+        with_counts = "staleness" in self.job.measure
+        return Figures.of(self.worker, self.losses, self._last_epoch.losses, is_done, with_counts)
 
     def _gather(self, is_done: bool = False) -> Table:
         """All workers tell each other how far they are. Called off the clock."""

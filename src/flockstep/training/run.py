@@ -346,4 +346,5 @@ def _to_target(job: Job, history: list[Look]) -> dict[str, Any]:
         "seconds_to_target": reached and reached.seconds,
         "steps_to_target": reached and reached.step,
         "bytes_to_target": reached and reached.bytes_sent,
+        "epochs_to_target": reached and reached.epoch,
     }
