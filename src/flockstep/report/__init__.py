@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flockstep.report.assignment_figure import draw, sketch
+from flockstep.report.flatness_figure import draw_flatness
 from flockstep.report.history_figure import AXES, draw_history, sketch_history
 from flockstep.report.loggers import LOGGERS, Logger, MLflow, TensorBoard, WandB, open_logger
 from flockstep.report.study.formats import register_formats
@@ -20,6 +21,7 @@ __all__ = [
     "WandB",
     "cells_table",
     "draw",
+    "draw_flatness",
     "draw_history",
     "heading",
     "how_trained",

@@ -29,6 +29,7 @@ from flockstep.training.distances import of_replicas_here
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.positions import position_of
+from flockstep.training.recalibrating import recalibrated
 from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import of_replicas, of_table
 from flockstep.worker import StandIn, Worker
@@ -285,6 +286,8 @@ class Board:
         copies = [pending.copies[rank] for rank in range(self._workers)]
         table = Table.of_figures([each.figures for each in copies])
         shown = representative(job.spec.strategy, copies, pending.shared, worker)
+        if job.recalibration is not None:
+            shown = recalibrated(*self._own_model(worker), shown, job.recalibration)
         loss, accuracy = self._scores(shown, worker)
         look = table.look(job.epoch_at(worker, table), pending.seconds)
         look = replace(look, loss=loss, accuracy=accuracy, **of_table(table, measure))
@@ -307,12 +310,16 @@ class Board:
             self.final = Final(look, table, shown)
 
     def _scores(self, state: Tensor, worker: Worker) -> tuple[float, float]:
+        model, flat = self._own_model(worker)
+        flat.state.copy_(state)
+        return self._job.task.evaluate(model, self._job.task.watched)
+
+    def _own_model(self, worker: Worker) -> tuple[nn.Module, FlatModel]:
+        """One in which others are judged."""
         if self._model is None:
             model = copy.deepcopy(worker.model)
             self._model = model, FlatModel(model, worker.comm.empty)
-        model, flat = self._model
-        flat.state.copy_(state)
-        return self._job.task.evaluate(model, self._job.task.watched)
+        return self._model
 
 
 def _parameters(copied: Copy, worker: Worker) -> Tensor:
