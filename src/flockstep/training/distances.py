@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ def pairs_of(workers: int) -> Tensor:
     2,016 drawn at random, the same ones in every run of so many workers.
     """
     if workers <= ALL_PAIRS_OF:
-        return torch.tensor([*itertools.combinations(range(workers), 2)]).view(-1, 2)
+        return torch.combinations(torch.arange(workers), 2)
     random = torch_stream(Purpose.PAIRS, 0, workers)
     one = torch.randint(workers, (MOST_PAIRS,), generator=random)
     further = torch.randint(1, workers, (MOST_PAIRS,), generator=random)

@@ -29,7 +29,7 @@ from flockstep.units import shown_number
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCALES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3)
+SCALES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 NOISES = ("relative", "absolute")
 DATA = ("test", "validation", "train")
 
