@@ -140,9 +140,7 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
         "sampling": draw(st.none() | any_of(fs.Sampling)),
         "validation": draw(st.none() | st.floats(0.01, 0.99)),
         "seed": draw(st.integers(0, 2**63 - 1)),
-        "measure": draw(
-            st.lists(st.sampled_from(MEASURES))
-        ),
+        "measure": draw(st.lists(st.sampled_from(MEASURES))),
         "look_at": draw(st.sampled_from(LOOK_AT)),
         "recalibrate": draw(st.booleans() | st.integers(2, 2**40)),
         "look_every": draw(st.sampled_from(["2 epochs", "50 steps", "0.1 s", "5 min", 3])),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from flockstep.cli.commands import json_option
 from flockstep.errors import InvalidField
-from flockstep.report import draw_flatness
+from flockstep.report import draw_flatness, require_picture_path
 from flockstep.result import Result, as_json, load_result, shown_score, strategy_text
 from flockstep.tasks import TASKS, Task, find_task
 from flockstep.training import NOISES, SCALES, AtScale, Flatness
@@ -82,6 +82,8 @@ def flatness(
     """
     if "" not in sys.path:  # for a task of one's own in this folder
         sys.path.insert(0, "")
+    if picture is not None:
+        require_picture_path(picture, "--out")
     results = [load_result(folder) for folder in folders]
     chosen = read_scales(scales)
     found: list[Flatness] = []
@@ -131,14 +133,15 @@ def _told(folder: Path, result: Result, found: Flatness) -> dict[str, Any]:
 
 def _show(folders: tuple[Path, ...], results: list[Result], found: list[Flatness]) -> None:
     """All results side by side, a row for each scale."""
-    console = Console()
     for folder, result in zip(folders, results, strict=True):
         config = result.config
-        about = f"{folder}: {config['task']}, {strategy_text(config)}, {config['workers']} workers"
-        console.print(Text(about, no_wrap=True, overflow="ellipsis"))
+        about = f"{config['task']}, {strategy_text(config)}, {config['workers']} workers"
+        click.echo(f"{folder}: {about}")
     first = found[0]
-    unit = "root mean squares of each tensor" if first.noise == "relative" else "parameters' units"
-    console.print(Text(f"{first.noise} noise, in {unit}, on the {first.data} data"))
+    unit = (
+        "root mean squares of each tensor" if first.noise == "relative" else "the parameters' own"
+    )
+    click.echo(f"{first.noise} noise, in units of {unit}, on the {first.data} data")
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("scale", justify="right", no_wrap=True)
@@ -153,7 +156,7 @@ def _show(folders: tuple[Path, ...], results: list[Result], found: list[Flatness
             for cell in _cells(row, each.metric_name)
         ]
         table.add_row(shown_number(rows[0].scale), *map(Text, cells))
-    console.print(table)
+    Console().print(table)
 
 
 def _cells(row: AtScale, name: str) -> tuple[str, str]:
