@@ -1,5 +1,5 @@
-"""What papers measure: how good each replica is, how far apart they are, how stale updates were, and
-how many epochs an accuracy takes.
+"""What papers measure: how good each replica is, how far apart they are, how stale updates were,
+and how many epochs an accuracy takes.
 """
 
 from __future__ import annotations
