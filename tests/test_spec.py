@@ -83,6 +83,7 @@ def test_spelled_out_defaults_and_the_tasks_own_make_no_difference_to_the_id():
         {"optimizer": "sgd(lr=0.05, momentum=0.9)"},
         {"optimizer": "sgd(momentum=0.9, dampening=0)", "lr": 0.05},
         {"lanes": 1, "measure": []},
+        {"look_at": "due", "recalibrate": False},
         {"strategy": "sync_sgd(all_reduce=flat, codec=none)"},
     ):
         assert digits(**fields).id == bare.id, fields
@@ -120,7 +121,9 @@ def test_any_other_difference_is_one_of_the_id():
                 "network": "wifi",
                 "compute": "measured",
                 "look_every": "2 epochs",
+                "look_at": "synchronisation",
                 "measure": "spread",
+                "recalibrate": True,
                 "seed": 1,
                 "on_failure": "continue",
                 "device": "auto",
@@ -250,11 +253,11 @@ def test_a_file_of_either_form_is_loaded(tmp_path):
         ('look_every = "2 weeks"', "'look_every' must be an interval such as '1 epoch', "),
         (
             'measure = "spred"',
-            "'measure' must be some of replicas, spread, staleness, time, positions (got '",
+            "'measure' must be some of replicas, spread, distance, staleness, time, positions (",
         ),
         (
             "measure = 3",
-            "'measure' must be some of replicas, spread, staleness, time, positions (got 3)",
+            "'measure' must be some of replicas, spread, distance, staleness, time, positions (g",
         ),
         ('on_failure = "hope"', "'on_failure' must be one of 'stop', 'continue' (got 'hope')"),
         ('device = "moon"', "'device' must be one of 'cpu', 'cuda', 'auto' (got 'moon')"),

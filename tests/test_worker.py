@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -362,3 +364,36 @@ def test_a_learning_rate_schedule_works_as_before():
         return rates
 
     assert fs.launch(program, 2)[0][:5] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
+class Noting(fs.Strategy[list[int]]):
+    """Writes down how long the training will be, as its hooks are told."""
+
+    name: ClassVar[str] = "noting"
+    told: ClassVar[dict[str, set[int | None]]] = {}
+
+    def on_gradients(self, worker, state):
+        self.told.setdefault("on_gradients", set()).add(worker.total_steps)
+
+    def after_step(self, worker, state):
+        self.told.setdefault("after_step", set()).add(worker.total_steps)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_all_hooks_are_told_the_same_length_of_the_training(accumulate):
+    """After a step as well, whose batches do not count as used yet."""
+    Noting.told.clear()
+
+    def program(comm):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        worker = fs.Worker(comm, model, optimizer, Noting())
+        batches = worker.batches(torch.ones(24, 2), batch_size=1, accumulate=accumulate)
+        for number, batch in enumerate(batches, start=1):
+            loss = model(batch).mean()
+            loss.backward()
+            if number % accumulate == 0:
+                worker.step(loss)
+
+    fs.launch(program, 2)
+    assert Noting.told == {name: {12 // accumulate} for name in ("on_gradients", "after_step")}

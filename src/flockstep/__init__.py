@@ -136,7 +136,7 @@ from flockstep.tasks import (
     task,
     token_loss,
 )
-from flockstep.training import resume, run
+from flockstep.training import Flatness, flatness, resume, run
 from flockstep.worker import Worker
 
 __version__ = "0.1.0"
@@ -172,6 +172,7 @@ __all__ = [
     "EAWild",
     "FinalCollapse",
     "FineGrained",
+    "Flatness",
     "Float16",
     "FlockstepError",
     "FullOverlap",
@@ -252,6 +253,7 @@ __all__ = [
     "compare",
     "dataset",
     "effective_batch",
+    "flatness",
     "growing_distance",
     "handle",
     "image_folders",

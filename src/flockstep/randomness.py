@@ -56,6 +56,8 @@ class Purpose(IntEnum):
     BOOTSTRAP = 18  # which runs of a study a resample has
     ANY_REPLICA = 19  # which replica stands for a run, where any of them may
     GROUPING = 20  # time: who is in which group of EAWild, drawn anew at each exchange
+    PARAMETER_NOISE = 21  # draw: what `flatness` adds to parameters
+    PAIRS = 22  # workers: of which the distance is measured; seed 0, the same in every run
 
 
 def require_seed(seed: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flockstep.backends import Backend, Simulator
 from flockstep.errors import FlockstepError, InvalidField, ResultError, SpecError
-from flockstep.fields import require, require_path
+from flockstep.fields import require, require_number, require_path
 from flockstep.folders import empty_folders_removed, is_there, why_not
 from flockstep.notation import written
 from flockstep.spec import BUDGETS, RunSpec
@@ -49,8 +49,14 @@ class Look(Mapping[str, Any]):
             the task's metric gives, whatever that is.
         replicas_mean, replicas_max, replicas_min: the accuracy of the workers' own replicas.
         spread: the root mean square distance of the replicas from their centre.
+        distance_mean: the mean over all pairs of replicas of their Euclidean distance.
+        distance_per_parameter: the mean over all pairs of replicas and all parameters of how much
+            a parameter differs, as `fs.settled_distance` tells it. Of more than 64 workers, both
+            are of 2,016 pairs that are drawn at random, the same ones at every look.
         staleness_mean, staleness_max: of updates of shared tensors so far: how many updates by
             others had come since the worker read what its own is based on.
+        staleness_histogram: pairs of a staleness and how many updates had it; from 64 on a pair
+            stands for all from its own staleness up to the double of it.
         computing, waiting, sending: the shares of each worker's time so far, in rank order.
         positions: where each replica is, as 16 numbers, in rank order: a random projection of its
             parameters.
@@ -68,8 +74,11 @@ class Look(Mapping[str, Any]):
     replicas_max: float | None = None
     replicas_min: float | None = None
     spread: float | None = None
+    distance_mean: float | None = None
+    distance_per_parameter: float | None = None
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    staleness_histogram: list[list[int]] | None = None
     computing: list[float] | None = None
     waiting: list[float] | None = None
     sending: list[float] | None = None
@@ -100,7 +109,9 @@ class Result:
     the workers included), bytes_sent (all workers), exchanges and steps (of the worker with most),
     samples (all workers), workers (that started) and lost (how many of them). A run that ends
     within an epoch has the train_loss of its last steps, as many as the epoch before had. An epoch
-    of a stream is one pass over it.
+    of a stream is one pass over it. With measure="replicas" it has test_replicas (the score of
+    every worker's own model on the test data, in rank order, before they become one) and
+    test_replicas_mean, _max and _min.
 
     `lost` has a dict for each worker that was lost: rank, step (its last one), seconds (when it was
     missed) and exit_code. Of those no replica is left, and all figures are of the others alone.
@@ -151,6 +162,21 @@ class Result:
             f"{shown_number(metrics['seconds'])} s {clock}, {metrics['steps']:,} steps, "
             f"{metrics['exchanges']:,} exchanges, {shown_megabytes(metrics['bytes_sent'])} sent"
         )
+
+    def epochs_to(self, accuracy: float) -> float | None:
+        """How often all workers together had gone over the data at the first look whose accuracy
+        was at least this; None: no look's was. How finely it is told depends on `look_every`.
+
+        Example:
+            fs.run("digits-mlp", fs.NoSync(0.1), look_every="10 steps").epochs_to(0.87)
+        """
+        require_number("accuracy", accuracy)
+        reached = (
+            look.epoch
+            for look in self.history
+            if look.accuracy is not None and look.accuracy >= accuracy
+        )
+        return next(reached, None)
 
     @property
     def model(self) -> nn.Module:
@@ -333,6 +359,8 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "schedule": repr(whole.schedule),
         "target": spec.target,
         "look_every": str(spec.look_every),
+        "look_at": spec.look_at,
+        "recalibrate": spec.recalibrate,
         "measure": list(spec.measure),
         "seed": spec.seed,
         "on_failure": spec.on_failure,

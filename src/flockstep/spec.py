@@ -41,8 +41,10 @@ from flockstep.tasks import TASKS, Task, find_task, split_task_name
 
 VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
+LOOK_AT = ("due", "synchronisation")
+RECALIBRATION_SAMPLES = 4096
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
-MEASURES = ("replicas", "spread", "staleness", "time", "positions")
+MEASURES = ("replicas", "spread", "distance", "staleness", "time", "positions")
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,14 @@ class RunSpec:
             None: as the task has it.
         network, compute: the simulator's links and step times.
         look_every: how often the model is looked at: "1 epoch", "50 steps", "0.5 seconds".
-        measure: what looks show besides: "replicas", "spread", "staleness", "time",
+        look_at: when such a look takes place: when it is "due", or at the first "synchronisation"
+            of all replicas from there on, which the strategy must have. Looks for which the same
+            one comes next are one.
+        measure: what looks show besides: "replicas", "spread", "distance", "staleness", "time",
             "positions".
+        recalibrate: on how many samples of the training data, evenly spaced and not augmented, the
+            statistics of batch normalisation are computed anew for the model that stands for the
+            run, at looks and at the end; True: 4,096; False: they stay as training has left them.
         seed: decides everything random; from 0 to 2**63 - 1.
         on_failure: when a worker is lost: "stop" or "continue".
         device: "cpu", "cuda" or "auto".
@@ -101,7 +109,9 @@ class RunSpec:
     network: Network | None = None
     compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
     look_every: Interval = Interval(1, "epochs")  # noqa: RUF009  it is frozen
+    look_at: str = "due"
     measure: tuple[str, ...] = ()
+    recalibrate: int | bool = False
     seed: int = 0
     on_failure: str = "stop"
     device: str = "cpu"
@@ -133,6 +143,8 @@ class RunSpec:
             if name not in ("task", "backend", "look_every", "measure"):
                 self._set(name, as_spec(name, getattr(self, name), hint))
 
+        if self.recalibrate is True:
+            self._set("recalibrate", RECALIBRATION_SAMPLES)
         self._check_numbers()
         self._check_rate()
 
@@ -265,6 +277,9 @@ class RunSpec:
         if self.target is not None:
             require(math.isfinite(self.target), "target", "be finite", self.target)
         require_seed(self.seed)
+        require_choice("look_at", self.look_at, LOOK_AT)
+        if self.recalibrate is not False:
+            require_integer("recalibrate", self.recalibrate, 2)  # one sample has no variance
         require_choice("on_failure", self.on_failure, ON_FAILURE)
         require_choice("device", self.device, DEVICES)
 

@@ -76,6 +76,7 @@ class Worker:
     _total_steps: int | None = None  # that somebody has set
     _steps_before = 0  # the loop
     _accumulate = 1
+    _is_after_step = False  # whose batches do not count as used before its end
     _writer: Writer | None = None  # of checkpoints
     _again: Callable[[], Tensor | float] | None = None  # computes the loss of the last batch
     _loss_after_step: float | None = None  # once somebody has asked
@@ -151,7 +152,8 @@ class Worker:
         """
         if self._total_steps is not None or self._loop is None or self._loop.steps is None:
             return self._total_steps
-        steps, batches = self.steps - self._steps_before, self.course.used
+        steps = self.steps - self._steps_before
+        batches = self.course.taken if self._is_after_step else self.course.used
         if not batches:  # no step has been taken: nobody knows better
             steps, batches = 1, self._accumulate
         return self._steps_before + -(-steps * self._loop.steps // batches)
@@ -361,7 +363,9 @@ class Worker:
             self._hooks.optimizer_step(self, self.state)
             self.flat.gradients.zero_()
             self.steps += 1
+            self._is_after_step = True
             self._hooks.after_step(self, self.state)
+            self._is_after_step = False
 
     def finish(self) -> nn.Module:
         """End the training: make this worker's model the one that represents the run, and return

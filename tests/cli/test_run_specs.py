@@ -126,7 +126,7 @@ def test_flags_take_the_place_of_a_files_fields(flockstep, file):
         (["--optimizer", "adam("], "'--optimizer' must be an optimizer such as adam or sgd"),
         (["--compute", "fast"], "unknown compute 'fast'; known: compute, measured"),
         (["--look-every", "often"], "'look_every' must be an interval such as '1 epoch'"),
-        (["--measure", "all"], "'measure' must be some of replicas, spread, staleness, time"),
+        (["--measure", "all"], "'measure' must be some of replicas, spread, distance, staleness"),
         (["--device", "tpu"], "'device' must be one of 'cpu', 'cuda', 'auto' (got 'tpu')"),
         (["--seed", str(2**63)], "'seed' must be below 2**63"),
         (["--backend", "local", "--network", "wifi"], "'network' must be left out with a backend"),

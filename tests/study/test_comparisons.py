@@ -243,6 +243,38 @@ def test_unreached_targets_are_censored_and_never_dropped():
     assert f"{LOCAL} is slower than {SYNC}" in told.words
 
 
+def test_epochs_to_a_score_are_compared_without_a_target():
+    """As in a figure that shows how many epochs 87 % takes."""
+    study = made_up_study(axes=TWO, metric="epochs_to:0.87")
+    assert not study.higher_is_better
+    scores = {SYNC: 0.95, LOCAL: 0.5}
+    outcome = made_up_outcome(study, lambda labels, seed: scores[labels["strategy"]] + 0.001 * seed)
+    sync, local = outcome.cells
+    assert (sync.times.reached, local.times.reached) == (5, 0)
+    for record in outcome.records_of(sync.cell):
+        first = next(look for look in record.history if look["accuracy"] >= 0.87)
+        assert outcome.value(record) == first["epoch"]
+    (told,) = outcome.comparisons
+    assert told.test == "log-rank, two-sided"
+    assert f"{LOCAL} is at the target after more epochs than {SYNC}" in told.words
+    assert outcome.target == 0.87
+
+
+def test_a_score_that_is_no_number_is_no_metric():
+    for name in ("epochs_to:high", "looks_to:0.8", "epochs_to:", "epochs_to:inf"):
+        with pytest.raises(fs.UnknownName, match=rf"unknown metric '{name}'.*epochs_to:0.87"):
+            made_up_study(metric=name)
+
+
+@pytest.mark.parametrize(
+    ("metric", "measure"),
+    [("distance_mean", "distance"), ("test_replicas_min", "replicas"), ("staleness_max", "stal")],
+)
+def test_what_has_to_be_measured_must_be_asked_for(metric, measure, tmp_path):
+    with pytest.raises(fs.InvalidField, match=f"'metric' must be measured: measure = '{measure}"):
+        fs.run_study(made_up_study(axes=TWO, metric=metric), tmp_path)
+
+
 def test_without_a_declared_target_it_is_the_lowest_mean():
     outcome = outcome_of({SYNC: 0.9, LOCAL: 0.8}, axes=TWO, deviation=0.0)
     assert outcome.target == pytest.approx(0.8)

@@ -18,6 +18,7 @@ from flockstep.network import PRESETS
 from flockstep.notation import KINDS, _form, _kind_in
 from flockstep.optimizers import NEEDED, OPTIMIZERS
 from flockstep.schedules import SCHEDULES
+from flockstep.spec import LOOK_AT, MEASURES
 from flockstep.strategies import STRATEGIES
 
 # The names of all classes, by kind. What is registered anew is tried without being named here.
@@ -158,9 +159,9 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
         "sampling": draw(st.none() | any_of(fs.Sampling)),
         "validation": draw(st.none() | st.floats(0.01, 0.99)),
         "seed": draw(st.integers(0, 2**63 - 1)),
-        "measure": draw(
-            st.lists(st.sampled_from(["replicas", "spread", "staleness", "time", "positions"]))
-        ),
+        "measure": draw(st.lists(st.sampled_from(MEASURES))),
+        "look_at": draw(st.sampled_from(LOOK_AT)),
+        "recalibrate": draw(st.booleans() | st.integers(2, 2**40)),
         "look_every": draw(st.sampled_from(["2 epochs", "50 steps", "0.1 s", "5 min", 3])),
         "on_failure": draw(st.sampled_from(["stop", "continue"])),
         "device": draw(st.sampled_from(["cpu", "cuda", "auto"])),

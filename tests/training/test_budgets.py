@@ -116,6 +116,7 @@ def test_a_target_ends_the_run_at_the_look_that_reaches_it(strategy):
     assert ended.history == whole.history[: whole.history.index(first) + 1]
     assert ended.metrics["seconds_to_target"] == first.seconds == ended.metrics["seconds"]
     assert ended.metrics["steps_to_target"] == first.step
+    assert ended.metrics["epochs_to_target"] == first.epoch > 0
     assert ended.metrics["bytes_to_target"] == first.bytes_sent == ended.metrics["bytes_sent"]
     assert ended.metrics["test_accuracy"] == first.accuracy
 
@@ -186,8 +187,8 @@ def test_the_steps_of_a_run_that_reached_its_target_are_those_of_the_worker_with
 
 def test_a_target_that_is_not_reached_is_none_of_it():
     result = short(fs.SyncSGD(), 2, steps=5, target=0.999)
-    names = ("seconds_to_target", "steps_to_target", "bytes_to_target")
-    assert [result.metrics[name] for name in names] == [None, None, None]
+    names = ("seconds_to_target", "steps_to_target", "bytes_to_target", "epochs_to_target")
+    assert [result.metrics[name] for name in names] == [None, None, None, None]
 
 
 def test_a_target_that_only_the_final_model_reaches_counts():

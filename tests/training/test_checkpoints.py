@@ -92,7 +92,7 @@ def test_resumed_is_never_stopped(number, tmp_path):
         compute=fs.Compute(0.01, jitter=0.5, slow={2: draw.choice([1.0, 5.0])}),
         network=fs.Network.preset(draw.choice(["ideal", "wan-100m"])),
         look_every=draw.choice(["1 epoch", "3 steps", "0.03 seconds"]),
-        measure=("spread", "staleness", "time"),
+        measure=("spread", "distance", "staleness", "time"),
         lanes=draw.choice([1, 2]),
         batch_size=draw.choice([4, fs.BatchGrowth(2, (0.5,), 2)]),
         seed=number,

@@ -484,12 +484,15 @@ def test_a_strategy_that_says_nothing_of_looks_is_looked_at_all_the_same():
 
 @pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.LocalSGD(4)], ids=str)
 def test_looks_on_real_processes_show_what_the_simulator_shows(backend, strategy):
-    real = short(strategy, 2, backend=backend, look_every="10 steps", measure="spread")
-    simulated = short(strategy, 2, look_every="10 steps", measure="spread")
+    fields = {"look_every": "10 steps", "measure": "spread,distance,replicas"}
+    real = short(strategy, 2, backend=backend, **fields)
+    simulated = short(strategy, 2, **fields)
+    assert real.metrics["test_replicas"] == simulated.metrics["test_replicas"]
     assert [look.accuracy for look in real.history] == [look.accuracy for look in simulated.history]
-    assert [look.spread for look in real.history] == pytest.approx(
-        [look.spread for look in simulated.history], rel=1e-6
-    )
+    for name in ("spread", "distance_mean", "distance_per_parameter", "replicas_mean"):
+        assert [look[name] for look in real.history] == pytest.approx(
+            [look[name] for look in simulated.history], rel=1e-6
+        )
 
 
 @pytest.mark.wall_clock

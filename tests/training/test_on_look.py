@@ -29,7 +29,7 @@ def seen_by(strategy, workers=3, **fields):
     "fields",
     [
         {},
-        {"measure": "replicas,spread,staleness,time"},
+        {"measure": "replicas,spread,distance,staleness,time"},
         {"look_every": "0.05 seconds"},
         {"steps": None, "seconds": 0.3},
         {"steps": None, "bytes": 2_000_000},

@@ -16,6 +16,7 @@ from flockstep.cli.compare import compare
 from flockstep.cli.data import data
 from flockstep.cli.demo import demo
 from flockstep.cli.failures import Commands, debug_option, one_line
+from flockstep.cli.flatness import flatness
 from flockstep.cli.inspect import inspect
 from flockstep.cli.list import list_names
 from flockstep.cli.report import report
@@ -31,7 +32,7 @@ def cli() -> None:
     """Train one PyTorch model on many workers that do not march in lockstep."""
 
 
-for command in (run, compare, study, report, show, demo, inspect, list_names, data):
+for command in (run, compare, study, report, show, flatness, demo, inspect, list_names, data):
     cli.add_command(command if command is run else debug_option(command))
 
 

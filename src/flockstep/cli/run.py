@@ -29,7 +29,14 @@ from flockstep.network import PRESETS
 from flockstep.notation import as_spec, read_settings, read_value, read_with_settings
 from flockstep.report import LOGGERS, heading, lost_lines, metrics_table, open_logger
 from flockstep.result import Look, Result, has_result, require_result_folder, write_result
-from flockstep.spec import MEASURES, RunSpec, load_table, overridden
+from flockstep.spec import (
+    LOOK_AT,
+    MEASURES,
+    RECALIBRATION_SAMPLES,
+    RunSpec,
+    load_table,
+    overridden,
+)
 from flockstep.strategies import Strategy
 from flockstep.training import resume, saved_spec
 from flockstep.training import run as train
@@ -55,7 +62,10 @@ FLAGS = {
     "[default: 10ms]",
     "lanes": "Simulated workers that compute side by side.  [default: one per core]",
     "look_every": "How often the model is evaluated: '1 epoch', '50 steps', '0.5 seconds'.",
+    "look_at": f"When looks take place: {', '.join(LOOK_AT)}.  [default: due]",
     "measure": f"What looks show besides, of {','.join(MEASURES)}.",
+    "recalibrate": "Statistics of batch normalisation anew, on so many training samples; true: "
+    f"{RECALIBRATION_SAMPLES}.  [default: false]",
     "seed": "Decides everything random.  [default: 0]",
     "on_failure": "When a worker is lost: stop, or continue.  [default: stop]",
     "device": f"Where models are: {', '.join(DEVICES)}.  [default: cpu]",

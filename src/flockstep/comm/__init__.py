@@ -20,7 +20,7 @@ from flockstep.comm.contract import (
     signature,
 )
 from flockstep.comm.handles import HANDLE, Background, handle
-from flockstep.comm.meter import Meter
+from flockstep.comm.meter import Meter, staleness_from
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
 
@@ -46,5 +46,6 @@ __all__ = [
     "require_algorithm",
     "shared_form",
     "signature",
+    "staleness_from",
     "sum_at_first",
 ]

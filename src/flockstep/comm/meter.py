@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from flockstep.comm.trace import SENDING, WAITING, Trace
 
@@ -14,6 +15,7 @@ FIGURES = (
     "staleness_max", "staleness_count",
 )  # fmt: skip
 OF_LAST_CALL = ("ended", "took", "waiting")
+EXACT_STALENESS = 64  # below it every staleness has a place of its own in the histogram
 NOT_TIMED: AbstractContextManager[None] = nullcontext()
 
 
@@ -33,7 +35,8 @@ class Meter:
       a call that repeats the one before waits for a late worker counts as sending.
 
     Staleness of an update: how many changes by others a shared tensor had seen since this worker
-    last read it, when the worker changed it.
+    last read it, when the worker changed it. `staleness_counts` says how many updates had which,
+    by the places of `staleness_place`.
 
     Nothing is counted while `paused`.
     """
@@ -49,6 +52,7 @@ class Meter:
     staleness_sum: int = 0
     staleness_max: int = 0
     staleness_count: int = 0
+    staleness_counts: list[int] = field(default_factory=list)
     paused: bool = False
     _trace: Trace | None = field(default=None, init=False, repr=False)
     _call: _Call = field(init=False, repr=False, compare=False)
@@ -131,16 +135,23 @@ class Meter:
             self.staleness_count += 1
             self.staleness_max = max(self.staleness_max, changes)
 
+            place, counts = staleness_place(changes), self.staleness_counts
+            counts.extend([0] * (place + 1 - len(counts)))
+            counts[place] += 1
+
     # --- saving -----------------------------------------------------------------------------------
 
-    def saved(self) -> dict[str, float]:
+    def saved(self) -> dict[str, Any]:
         """All figures, between two calls."""
         of_last_call = {name: getattr(self._call, name) for name in OF_LAST_CALL}
-        return {name: getattr(self, name) for name in FIGURES} | of_last_call
+        figures = {name: getattr(self, name) for name in FIGURES}
+        return figures | of_last_call | {"staleness_counts": [*self.staleness_counts]}
 
-    def load(self, saved: Mapping[str, float]) -> None:
+    def load(self, saved: Mapping[str, Any]) -> None:
         for name in FIGURES:
             setattr(self, name, saved[name])
+        # Checkpoints of older versions do not have them.
+        self.staleness_counts = [*saved.get("staleness_counts", ())]
         for name in OF_LAST_CALL:
             setattr(self._call, name, saved[name])
 
@@ -159,6 +170,20 @@ class Meter:
 
     def _seconds(self) -> float:
         return self.clock() / self.ticks_per_second
+
+
+def staleness_place(staleness: int) -> int:
+    """Where a staleness is counted in a histogram: below 64 in a place of its own; from there on
+    64 … 127 share a place, 128 … 255 the next, and so on.
+    """
+    if staleness < EXACT_STALENESS:
+        return staleness
+    return EXACT_STALENESS + staleness.bit_length() - EXACT_STALENESS.bit_length()
+
+
+def staleness_from(place: int) -> int:
+    """The least staleness that is counted in that place."""
+    return place if place < EXACT_STALENESS else EXACT_STALENESS << (place - EXACT_STALENESS)
 
 
 class _Call:

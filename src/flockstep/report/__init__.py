@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from flockstep.report.assignment_figure import draw, sketch
+from flockstep.report.flatness_figure import draw_flatness
 from flockstep.report.history_figure import AXES, draw_history, sketch_history
 from flockstep.report.loggers import LOGGERS, Logger, MLflow, TensorBoard, WandB, open_logger
+from flockstep.report.pictures import require_picture_path
 from flockstep.report.study.formats import register_formats
 from flockstep.report.study.terminal import cells_table, planned_table, verdict_lines
 from flockstep.report.summary import heading, how_trained, lost_lines, metrics_table
@@ -20,6 +22,7 @@ __all__ = [
     "WandB",
     "cells_table",
     "draw",
+    "draw_flatness",
     "draw_history",
     "heading",
     "how_trained",
@@ -27,6 +30,7 @@ __all__ = [
     "metrics_table",
     "open_logger",
     "planned_table",
+    "require_picture_path",
     "sketch",
     "sketch_history",
     "verdict_lines",

@@ -18,9 +18,13 @@ COLOUR = "#1f5fa8"
 SECOND_COLOUR = "#d1711f"
 
 
+def require_picture_path(path: Path, option: str) -> None:
+    require(path.suffix.lower() in FORMATS, option, "end in " + ", ".join(FORMATS), str(path))
+
+
 def new_figure(path: Path, option: str, width: float, height: float) -> Figure:
     """An empty figure for a file whose name the user gave with `option`."""
-    require(path.suffix.lower() in FORMATS, option, "end in " + ", ".join(FORMATS), str(path))
+    require_picture_path(path, option)
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

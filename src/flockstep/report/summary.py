@@ -27,6 +27,9 @@ PLACES = {
 NOTES = {
     "test_loss": "of the final model",
     "train_loss": "mean of the last epoch",
+    "test_replicas_mean": "of the workers' own models",
+    "test_replicas_max": "of the best of them",
+    "test_replicas_min": "of the worst of them",
     "bytes_sent": "by all workers together",
     "exchanges": "of the worker with most",
     "steps": "of the worker with most",
@@ -98,6 +101,8 @@ def _row(config: Mapping[str, Any], name: str, value: Any) -> tuple[str, str, st
         # Other scores have the key of an accuracy, so that results compare by the same keys.
         note = "of the final model" if score == "accuracy" else "test_accuracy in result.metrics"
         return f"test_{score}", shown_score(score, value), note
+    if name.startswith("test_replicas"):
+        return name, *_of_replicas(config, name, value)
     if name == "seconds":
         note = "virtual: the simulator's clock" if is_virtual(config) else "the wall's clock"
         return name, _with_unit(name, value), note
@@ -105,6 +110,12 @@ def _row(config: Mapping[str, Any], name: str, value: Any) -> tuple[str, str, st
         note = "the target was not reached" if value is None else "until a look reached the target"
         return name, _with_unit(name, value), note
     return name, _with_unit(name, value), NOTES.get(name, "")
+
+
+def _of_replicas(config: Mapping[str, Any], name: str, value: Any) -> tuple[str, str]:
+    if isinstance(value, list):
+        return f"{len(value)} scores", "of the workers' own models, in result.metrics"
+    return shown_score(config.get("metric_name", "accuracy"), value), NOTES.get(name, "")
 
 
 def _with_unit(name: str, value: Any) -> str:

@@ -62,6 +62,13 @@ class Strategy(Generic[State]):
         workers never wait before `finish` says False."""
         return True
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        """The first step from `steps` on after which all replicas are equal, in a training of
+        `total_steps`, if that is known; None: no such step can be told. For looks that take place
+        there (`look_at="synchronisation"`).
+        """
+        return None
+
     def init(self, worker: Worker) -> State:
         """The worker's state: data, and handles that are marked with `fs.handle()`. All replicas
         are equal at this moment, and what it moves is not counted.

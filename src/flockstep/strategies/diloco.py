@@ -67,6 +67,9 @@ class DiLoCo(Strategy[DiLoCoState]):
         require_flag("nesterov", self.nesterov)
         require_codec(self.codec)
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return -(-steps // self.period) * self.period
+
     def init(self, worker: Worker) -> DiLoCoState:
         start = worker.flat.state.clone()
         outer = torch.optim.SGD(

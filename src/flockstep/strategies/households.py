@@ -131,6 +131,9 @@ class Households(Strategy[HouseholdsState]):
         require_choice("momentum", self.momentum, ("keep", "reset", "average"))
         require_codec(self.codec)
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return -(-steps // self.world_period) * self.world_period
+
     def init(self, worker: Worker) -> HouseholdsState:
         comm = worker.comm
         require(

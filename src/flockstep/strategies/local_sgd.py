@@ -67,6 +67,9 @@ class LocalSGD(Strategy[LocalSGDState]):
         require_choice("momentum", self.momentum, ("keep", "reset", "average"))
         require_codec(self.codec)
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return None if self.period is None else -(-steps // self.period) * self.period
+
     def init(self, worker: Worker) -> LocalSGDState:
         start = None if self.codec is None else worker.flat.state.clone()
         return LocalSGDState(Averager.of(worker, self.codec, worker.flat.state), start)

@@ -62,6 +62,15 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
     def needs_length(self) -> bool:
         return not isinstance(self.switch_at, int)
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        switch = self.switch_at
+        if not isinstance(switch, int):
+            if total_steps is None:
+                return None
+            switch = round(switch * total_steps)
+        since = max(0, steps - switch)
+        return steps - since + -(-since // self.period) * self.period
+
     def init(self, worker: Worker) -> PostLocalSGDState:
         return PostLocalSGDState()
 

@@ -62,6 +62,9 @@ class SlowMo(Strategy[SlowMoState]):
         require_number("slow_lr", self.slow_lr, above=0)
         require_number("slow_momentum", self.slow_momentum, at_least=0, at_most=1)
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return -(-steps // self.period) * self.period
+
     def init(self, worker: Worker) -> SlowMoState:
         return SlowMoState(worker.flat.state.clone(), torch.zeros_like(worker.flat.parameters))
 

@@ -64,6 +64,9 @@ class SyncSGD(Strategy[SyncSGDState]):
             is_plain, "all_reduce", "be 'flat' with a codec, which has its own way", self.all_reduce
         )
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return steps
+
     def init(self, worker: Worker) -> SyncSGDState:
         gradients = worker.flat.gradients
         return SyncSGDState(Averager.of(worker, self.codec, gradients, self.all_reduce))

@@ -13,7 +13,7 @@ from flockstep.study.comparing import compare, comparison
 from flockstep.study.declaration import Hypothesis, Published, Study
 from flockstep.study.figures import shown_duration, shown_figure, shown_p
 from flockstep.study.formats import FORMATS, require_report_path
-from flockstep.study.metrics import LIMITS, is_score, value_of
+from flockstep.study.metrics import is_cost, is_score, value_of
 from flockstep.study.outcome import DECLARATION, Outcome, load_outcome
 from flockstep.study.plan import Plan, planned
 from flockstep.study.planning import score_to_pick_by
@@ -40,7 +40,6 @@ _LATER = {
 __all__ = [
     "DECLARATION",
     "FORMATS",
-    "LIMITS",
     "RULES",
     "Cell",
     "CellSummary",
@@ -56,6 +55,7 @@ __all__ = [
     "compare",
     "comparison",
     "default_folder",
+    "is_cost",
     "is_score",
     "load_outcome",
     "load_records",

@@ -34,7 +34,7 @@ from flockstep.study.findings import (
     TOO_FEW,
     TOO_LITTLE,
 )
-from flockstep.study.metrics import LIMITS
+from flockstep.study.metrics import is_cost
 from flockstep.study.sides import Sides
 from flockstep.study.statistics import (
     Sample,
@@ -277,7 +277,7 @@ def _pair(
     draft = Comparison(
         family, cell.label, other.label, metric, expect, (0, 0), margin=margin, **(about or {})
     )
-    if metric in LIMITS:
+    if is_cost(metric):
         return _timed(
             outcome, draft, times_of(outcome, cell, metric), times_of(outcome, other, metric)
         )

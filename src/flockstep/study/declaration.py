@@ -30,7 +30,7 @@ from flockstep.study.cells import (
     matching,
     selected,
 )
-from flockstep.study.metrics import LIMITS, default_direction, require_metric
+from flockstep.study.metrics import default_direction, is_cost, require_metric
 from flockstep.study.tuning import Tuning
 from flockstep.tasks import Task
 
@@ -379,8 +379,8 @@ class Study:
             with _named(f"hypothesis {number}"):
                 self.pairs_of(hypothesis)
                 rule = "be a direction: equality of costs to a target cannot be shown"
-                is_cost = hypothesis.expect == "equal" and self.metric in LIMITS
-                require(not is_cost, "expect", rule, hypothesis.expect)
+                is_equal_cost = hypothesis.expect == "equal" and is_cost(self.metric)
+                require(not is_equal_cost, "expect", rule, hypothesis.expect)
                 is_lacking = hypothesis.expect == "equal" and self.margin_of(hypothesis) is None
                 rule = "be given, here or in the study, where 'equal' is expected"
                 require(not is_lacking, "margin", rule, None)
@@ -406,7 +406,7 @@ class Study:
         if not by_cell:
             return
         rule = "be one that has a mean where figures were published"
-        require(self.metric not in LIMITS, "metric", rule, self.metric)
+        require(not is_cost(self.metric), "metric", rule, self.metric)
         if self.published_by == "value":
             require(self.margin is not None, "margin", "be given: how near is equal", None)
             return

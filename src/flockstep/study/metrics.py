@@ -18,23 +18,72 @@ OF_RUNS = (
     "exchanges",
     "steps",
     "samples",
+    "test_replicas_mean",
+    "test_replicas_max",
+    "test_replicas_min",
 )
-TO_TARGET = ("seconds_to_target", "steps_to_target", "bytes_to_target")
+# What a score may cost, and the field of a look that says what it has cost so far.
+COSTS = {"seconds": "seconds", "steps": "step", "bytes": "bytes_sent", "epochs": "epoch"}
+LIMITS = {f"{cost}_to_target": field for cost, field in COSTS.items()}
 # Of the looks: on the validation data where the task has some, else on the test data.
-OF_LOOKS = ("accuracy", "loss", "best_accuracy", "best_loss", "replicas_mean", "spread")
-METRICS = (*OF_RUNS, *TO_TARGET, *OF_LOOKS)
-HIGHER = ("test_accuracy", "accuracy", "best_accuracy", "replicas_mean")
-# The field of a look that says what it has cost so far.
-LIMITS = {
-    "seconds_to_target": "seconds",
-    "steps_to_target": "step",
-    "bytes_to_target": "bytes_sent",
+REPLICA_SCORES = ("replicas_mean", "replicas_max", "replicas_min")
+OF_LOOKS = (
+    "accuracy",
+    "loss",
+    "best_accuracy",
+    "best_loss",
+    *REPLICA_SCORES,
+    "spread",
+    "distance_mean",
+    "distance_per_parameter",
+    "staleness_mean",
+    "staleness_max",
+)
+METRICS = (*OF_RUNS, *LIMITS, *OF_LOOKS)
+HIGHER = (
+    "test_accuracy",
+    "accuracy",
+    "best_accuracy",
+    *REPLICA_SCORES,
+    *(f"test_{name}" for name in REPLICA_SCORES),
+)
+# What has to be measured for it.
+NEEDS = {
+    "spread": "spread",
+    "distance_mean": "distance",
+    "distance_per_parameter": "distance",
+    "staleness_mean": "staleness",
+    "staleness_max": "staleness",
+    **dict.fromkeys(REPLICA_SCORES, "replicas"),
+    **dict.fromkeys((f"test_{name}" for name in REPLICA_SCORES), "replicas"),
 }
 
 
 def require_metric(name: object) -> None:
-    if not isinstance(name, str) or name not in METRICS:
-        raise unknown_name("metric", str(name), METRICS)
+    if not isinstance(name, str) or (name not in METRICS and not is_cost(name)):
+        raise unknown_name("metric", str(name), [*METRICS, "epochs_to:0.87"])
+
+
+def is_cost(name: str) -> bool:
+    """Whether it is what a run took to a score, which it may not have reached: to that of the
+    study, `epochs_to_target`, or to one of its own, `epochs_to:0.87`.
+    """
+    return name in LIMITS or score_in(name) is not None
+
+
+def score_in(name: str) -> float | None:
+    """0.87 of `epochs_to:0.87`."""
+    what, _, score = name.partition("_to:")
+    try:
+        number = float(score)
+    except ValueError:
+        return None
+    return number if what in COSTS and math.isfinite(number) else None
+
+
+def cost_so_far(name: str, look: Mapping[str, Any]) -> float:
+    """What a run has spent until a look of what that metric counts."""
+    return float(look[COSTS[name.partition("_to")[0]]])
 
 
 def default_direction(name: str) -> str:
@@ -51,7 +100,7 @@ def cost_to(target: float, metric: str, history: Sequence[Mapping[str, Any]]) ->
     for look in history:
         score = look.get("accuracy")
         if score is not None and score >= target:
-            return float(look[LIMITS[metric]])
+            return cost_so_far(metric, look)
     return None
 
 
@@ -61,6 +110,9 @@ def value_of(
     """The figure of one run; None where it has none: a target that was not reached, a loss that
     is not a number.
     """
+    target = score_in(name)
+    if target is not None:
+        return cost_to(target, name, history)
     value = _of_looks(name, history) if name in OF_LOOKS else metrics.get(name)
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number and value is not None else None

@@ -13,7 +13,7 @@ from flockstep.fields import require_path
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Study
 from flockstep.study.formats import write_report
-from flockstep.study.metrics import LIMITS, cost_to, is_score, value_of
+from flockstep.study.metrics import LIMITS, cost_so_far, cost_to, is_score, score_in, value_of
 from flockstep.study.planning import PlannedRun, picks_of, planned_runs, planned_tries
 from flockstep.study.records import Record, read_records
 from flockstep.study.tuning import Pick
@@ -102,7 +102,7 @@ class Outcome:
 
     def limit(self, record: Record, metric: str) -> float:
         """How far a run had come that did not reach the target."""
-        return float(record.history[-1][LIMITS[metric]])
+        return cost_so_far(metric, record.history[-1])
 
     @cached_property
     def score_name(self) -> str:
@@ -112,12 +112,14 @@ class Outcome:
 
     @cached_property
     def target(self) -> float | None:
-        """The score whose costs are told: the one that the study declares, that the runs were to
-        reach, or the lowest mean final score of a cell, which most runs have reached. None where
-        runs were to reach different ones.
+        """The score whose costs are told: the one that the study declares, if only in the name of
+        its metric, that the runs were to reach, or the lowest mean final score of a cell, which
+        most runs have reached. None where runs were to reach different ones.
         """
         if self.study.target is not None:
             return self.study.target
+        if (score := score_in(self.study.metric)) is not None:
+            return score
         asked = {record.config.get("target") for _, record in self.finished}
         known = [each for each in asked if each is not None]
         if known:

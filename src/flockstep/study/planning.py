@@ -13,7 +13,15 @@ from flockstep.fields import require
 from flockstep.spec import RunSpec
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Study
-from flockstep.study.metrics import LIMITS, cost_to, default_direction, is_score, value_of
+from flockstep.study.metrics import (
+    LIMITS,
+    NEEDS,
+    cost_to,
+    default_direction,
+    is_cost,
+    is_score,
+    value_of,
+)
 from flockstep.study.records import Record
 from flockstep.study.tuning import Pick, Tuning, picked
 
@@ -152,7 +160,7 @@ def require_written(study: Study) -> None:
 
 def require_one_score(study: Study) -> None:
     """All cells have the same score, if that is what is compared."""
-    needed = {"replicas_mean": "replicas", "spread": "spread"}.get(study.metric)
+    needed = NEEDS.get(study.metric)
     for cell in study.cells:
         is_measured = needed is None or needed in cell.spec(0).measure
         require(is_measured, "metric", f"be measured: measure = {needed!r}", study.metric)
@@ -173,7 +181,7 @@ def score_to_pick_by(metric: str) -> str:
     """What tuning goes by, on the validation data: a loss where that is compared, the cost to the
     target where that is, and else the score.
     """
-    if metric in LIMITS:
+    if is_cost(metric):
         return metric
     return "loss" if metric.endswith("loss") else "accuracy"
 
@@ -191,7 +199,7 @@ def picks_of(study: Study, records: Mapping[str, Record]) -> dict[str, Pick]:
 def _pick(study: Study, tries: Sequence[PlannedRun], records: Mapping[str, Record]) -> Pick:
     metric = score_to_pick_by(study.metric)
     best, means = _best(study, tries, records, metric)
-    if best is None and metric in LIMITS:  # no rate has reached the target: the nearest to it
+    if best is None and is_cost(metric):  # no rate has reached the target: the nearest to it
         best, means = _best(study, tries, records, "accuracy")
     known = [records[run.id] for run in tries if run.id in records]
     seconds = sum(record.wall_seconds for record in known)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flockstep.study.cells import Cell
 from flockstep.study.figures import shown_figure
-from flockstep.study.metrics import LIMITS
+from flockstep.study.metrics import is_cost
 from flockstep.study.statistics import Sample, TimesToTarget, bootstrap_interval, t_interval
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def summary_of(outcome: Outcome, cell: Cell, metric: str | None = None) -> CellS
         run for run, _ in outcome.failures if run.cell.label == cell.label and run.rate is None
     ]
     known = [value for value in values if value is not None]
-    sample = Sample.of(known) if len(known) > 1 and name not in LIMITS else None
+    sample = Sample.of(known) if len(known) > 1 and not is_cost(name) else None
     return CellSummary(
         cell,
         planned=len(outcome.study.seed_list),
@@ -80,7 +80,7 @@ def summary_of(outcome: Outcome, cell: Cell, metric: str | None = None) -> CellS
         sample=sample,
         interval=None if sample is None else t_interval(sample),
         bootstrap=None if sample is None else bootstrap_interval(known),
-        times=times_of(outcome, cell, name) if name in LIMITS else None,
+        times=times_of(outcome, cell, name) if is_cost(name) else None,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flockstep.study.figures import shown_figure, shown_p
 from flockstep.study.findings import BASELINE, EQUAL, GREATER, LESS, OPEN, TOO_LITTLE
+from flockstep.study.metrics import is_cost
 
 if TYPE_CHECKING:
     from flockstep.study.comparisons import Comparison
@@ -56,10 +57,10 @@ def _expected(told: Comparison) -> str:
 def _than(outcome: Outcome, is_greater: bool) -> str:
     better = is_greater == outcome.study.higher_is_better
     name = outcome.study.metric
-    if name in ("seconds", "wall_seconds", "seconds_to_target"):
+    unit = name.partition("_to")[0]
+    if unit in ("seconds", "wall_seconds"):
         return "slower than" if is_greater else "faster than"
-    if name in ("steps_to_target", "bytes_to_target"):
-        unit = name.removesuffix("_to_target")
+    if is_cost(name):
         return f"at the target after {'more' if is_greater else 'fewer'} {unit} than"
     return "better than" if better else "worse than"
 

@@ -116,7 +116,8 @@ def _representative(parts: list[dict[str, Any]], before: Job) -> dict[str, Tenso
 
 def _copy(part: dict[str, Any]) -> Copy:
     known = part["worker"] | part["course"] | {"total_steps": part["worker"]["_total_steps"]}
-    figures = Figures(*[0.0] * 12)  # which nobody looks at
+    unseen: list[Any] = [0.0] * 12  # nobody looks at them
+    figures = Figures(*unseen)
     counters = {name: known[name] for name in (*COUNTERS, "loss_after_step") if name in known}
     state, values = part["state"]["tensors"], json.loads(part["state"]["values"])
     return Copy(figures, part["flat"], state, values, {}, counters)

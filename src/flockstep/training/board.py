@@ -25,9 +25,11 @@ from flockstep.flat import FlatModel
 from flockstep.result import Look
 from flockstep.strategies import Strategy, load_state, save_state, shared_tensors
 from flockstep.training.budget import multiple_from, next_multiple
+from flockstep.training.distances import of_replicas_here
 from flockstep.training.figures import Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.positions import position_of
+from flockstep.training.recalibrating import recalibrated
 from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import of_replicas, of_table
 from flockstep.worker import StandIn, Worker
@@ -119,6 +121,8 @@ class Board:
         self._looks = 0
         by_time = job.spec.look_every.unit == "seconds"
         self._due = job.spec.look_every.count if by_time else math.inf
+        self._at_end: dict[int, Tensor] = {}
+        self._distances: dict[str, Any] = {}
         self._judging = threading.Lock()
         self._model: tuple[nn.Module, FlatModel] | None = None
 
@@ -253,6 +257,20 @@ class Board:
         if len(pending.copies) == self._workers:
             self._complete.append(self._pending.pop(pending.number))
 
+    # --- at the end -------------------------------------------------------------------------------
+
+    def distances_at_end(self, worker: Worker) -> dict[str, Any]:
+        """How far apart the replicas are. All workers call it together, off the clock; one of them
+        works it out, since a thousand would have a thousand copies of a thousand replicas.
+        """
+        self._at_end[worker.comm.rank] = worker.flat.parameters
+        worker.comm.barrier()
+        if worker.comm.rank == 0:
+            replicas = [self._at_end[rank] for rank in range(self._workers)]
+            self._distances = of_replicas_here(replicas)
+        worker.comm.barrier()
+        return self._distances
+
     # --- by whoever came last ---------------------------------------------------------------------
 
     def judge_complete(self, worker: Worker) -> None:
@@ -266,8 +284,10 @@ class Board:
     def _judge(self, pending: Pending, worker: Worker) -> None:
         job, measure = self._job, self._job.measure
         copies = [pending.copies[rank] for rank in range(self._workers)]
-        table = Table([each.figures for each in copies], range(self._workers))
+        table = Table.of_figures([each.figures for each in copies])
         shown = representative(job.spec.strategy, copies, pending.shared, worker)
+        if job.recalibration is not None:
+            shown = recalibrated(*self._own_model(worker), shown, job.recalibration)
         loss, accuracy = self._scores(shown, worker)
         look = table.look(job.epoch_at(worker, table), pending.seconds)
         look = replace(look, loss=loss, accuracy=accuracy, **of_table(table, measure))
@@ -275,12 +295,13 @@ class Board:
             scores = [self._scores(each.flat, worker)[1] for each in copies]
             look = replace(look, **of_replicas(scores))
         if "spread" in measure:
-            count = worker.flat.count
-            replicas = torch.stack([each.flat[:count] for each in copies]).double()
+            replicas = torch.stack([_parameters(each, worker) for each in copies]).double()
             squares = (replicas - replicas.mean(0)).square().sum(1)
             look = replace(look, spread=float(squares.mean().sqrt()))
+        if "distance" in measure:
+            look = replace(look, **of_replicas_here([_parameters(each, worker) for each in copies]))
         if "positions" in measure:
-            positions = [position_of(each.flat[: worker.flat.count]) for each in copies]
+            positions = [position_of(_parameters(each, worker)) for each in copies]
             look = replace(look, positions=positions)
         self.history[pending.number] = look
         if job.tells_looks:
@@ -289,12 +310,20 @@ class Board:
             self.final = Final(look, table, shown)
 
     def _scores(self, state: Tensor, worker: Worker) -> tuple[float, float]:
+        model, flat = self._own_model(worker)
+        flat.state.copy_(state)
+        return self._job.task.evaluate(model, self._job.task.watched)
+
+    def _own_model(self, worker: Worker) -> tuple[nn.Module, FlatModel]:
+        """One in which others are judged."""
         if self._model is None:
             model = copy.deepcopy(worker.model)
             self._model = model, FlatModel(model, worker.comm.empty)
-        model, flat = self._model
-        flat.state.copy_(state)
-        return self._job.task.evaluate(model, self._job.task.watched)
+        return self._model
+
+
+def _parameters(copied: Copy, worker: Worker) -> Tensor:
+    return copied.flat[: worker.flat.count]
 
 
 def representative(

@@ -5,22 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flockstep.comm import Gathered
+from flockstep.comm import Gathered, staleness_from
 from flockstep.result import Look
 from flockstep.worker import Worker
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One worker's figures at one moment, counted from the start of the run."""
+    """One worker's figures at one moment, counted from the start of the run.
+
+    Fields:
+        staleness_counts: how many updates had which staleness, by the meter's places, up to the
+            last one that is not empty; left out where nobody asks for it.
+    """
 
     steps: float
     samples: float
@@ -35,6 +41,7 @@ class Figures:
     train_loss: float  # the mean over the steps since the last look; NaN if there was none
     epoch_loss: float  # the mean over the steps of an epoch
     is_done: float = False
+    staleness_counts: Sequence[float] = ()
 
     @classmethod
     def of(
@@ -43,6 +50,7 @@ class Figures:
         losses: Collection[float] = (),
         last_losses: Collection[float] = (),
         is_done: bool = False,
+        with_counts: bool = False,
     ) -> Figures:
         """`losses`: of the steps since the last look; `last_losses`: of those of an epoch."""
         meter = worker.comm.meter
@@ -61,11 +69,16 @@ class Figures:
             fmean(losses) if losses else math.nan,
             fmean(last_losses) if last_losses else math.nan,
             is_done,
+            tuple(meter.staleness_counts) if with_counts else (),
         )
 
     def told(self) -> Tensor:
-        """As it travels."""
-        return torch.tensor(dataclasses.astuple(self), dtype=torch.float64)
+        """As it travels: all in one row, the counts last, as many as there are."""
+        *numbers, counts = dataclasses.astuple(self)
+        return torch.tensor([*numbers, *counts], dtype=torch.float64)
+
+
+NUMBERS = len(dataclasses.fields(Figures)) - 1  # before the counts
 
 
 class EpochLosses:
@@ -100,25 +113,45 @@ class EpochLosses:
 
 
 class Table:
-    """The figures of all workers that are there, in rank order."""
+    """The figures of all workers that are there, in rank order.
 
-    def __init__(self, figures: Sequence[Figures], ranks: Sequence[int]) -> None:
+    Fields:
+        staleness_counts: of all workers together. Those of each are not kept: every worker has a
+            table of all.
+    """
+
+    def __init__(
+        self,
+        figures: Sequence[Figures],
+        ranks: Sequence[int],
+        staleness_counts: Sequence[float] = (),
+    ) -> None:
         self.figures = figures
         self.ranks = ranks
+        self.staleness_counts = staleness_counts
 
     @classmethod
     def of(cls, told: Gathered) -> Table:
-        return cls([Figures(*row.tolist()) for row in told], told.ranks)
+        figures = [Figures(*row[:NUMBERS].tolist()) for row in told]
+        return cls(figures, told.ranks, _summed(row[NUMBERS:].tolist() for row in told))
+
+    @classmethod
+    def of_figures(cls, figures: Sequence[Figures]) -> Table:
+        """Of workers none of which is lost."""
+        counts = _summed(each.staleness_counts for each in figures)
+        return cls(figures, range(len(figures)), counts)
 
     def saved(self) -> dict[str, Any]:
         return {
             "figures": [dataclasses.astuple(each) for each in self.figures],
             "ranks": [*self.ranks],
+            "staleness_counts": [*self.staleness_counts],
         }
 
     @classmethod
     def load(cls, saved: dict[str, Any]) -> Table:
-        return cls([Figures(*each) for each in saved["figures"]], saved["ranks"])
+        figures = [Figures(*each) for each in saved["figures"]]
+        return cls(figures, saved["ranks"], saved.get("staleness_counts", ()))
 
     @property
     def seconds(self) -> float:
@@ -168,7 +201,7 @@ class Table:
             else each
             for each in self.figures
         ]
-        return Table(figures, self.ranks)
+        return Table(figures, self.ranks, self.staleness_counts)
 
     @property
     def all_are_done(self) -> bool:
@@ -201,13 +234,18 @@ class Table:
         )
 
     def staleness(self) -> dict[str, Any]:
-        """Of all updates of shared tensors so far; None where nothing was updated."""
+        """Of all updates of shared tensors so far; nothing where nothing was updated."""
         updates = sum(each.staleness_count for each in self.figures)
         if not updates:
-            return {"staleness_mean": None, "staleness_max": None}
+            return {}
         return {
             "staleness_mean": sum(each.staleness_sum for each in self.figures) / updates,
             "staleness_max": int(max(each.staleness_max for each in self.figures)),
+            "staleness_histogram": [
+                [staleness_from(place), int(count)]
+                for place, count in enumerate(self.staleness_counts)
+                if count
+            ],
         }
 
     def shares_of_time(self) -> dict[str, Any]:
@@ -228,3 +266,11 @@ def _mean(losses: Sequence[float]) -> float | None:
     """Over the workers that have one."""
     known = [loss for loss in losses if not math.isnan(loss)]
     return fmean(known) if known else None
+
+
+def _summed(rows: Iterable[Sequence[float]]) -> list[float]:
+    """Place by place; short rows end in zeros."""
+    total: list[float] = []
+    for row in rows:
+        total = [a + b for a, b in zip_longest(total, row, fillvalue=0.0)]
+    return total

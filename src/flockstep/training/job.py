@@ -74,6 +74,8 @@ class Job:
         snapshots: what takes checkpoints of simulated workers.
         tells_looks: the launcher wants to hear of every look as it happens.
         also_measured: what looks show besides what the spec asks for.
+        recalibration: the data on which the statistics of batch normalisation are computed anew for
+            the model that stands for the run; None: they are as training has left them.
     """
 
     spec: RunSpec
@@ -90,6 +92,7 @@ class Job:
     start: Start | None = field(default=None, repr=False)
     tells_looks: bool = False
     also_measured: tuple[str, ...] = ()
+    recalibration: Any = field(default=None, repr=False)
     board: Board | None = field(default=None, repr=False)
     snapshots: Snapshots | None = field(default=None, repr=False)
 

@@ -96,7 +96,7 @@ def _loop(worker: Worker, observer: Observer, job: Job) -> None:
 def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
     comm, final = worker.comm, observer.final
     replica = worker.flat.parameters.detach().cpu().clone()
-    measured = observer.measured()
+    measured, tested = observer.measured()
     if final is None:
         worker.finish()
         table = observer.end()
@@ -113,7 +113,7 @@ def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
     return {
         "replica": replica,
         "model": _state_of(worker.model) if leads or job.model_from_all else None,
-        "metrics": metrics,
+        "metrics": metrics | tested,
         "last_look": dict(look) | measured,
         "history": [dict(look) for look in observer.history],
         "has_reached": final is not None,

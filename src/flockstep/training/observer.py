@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from flockstep.fields import require
 from flockstep.result import Look
 from flockstep.strategies import save_state, shared_tensors
 from flockstep.training.board import Board, Copy
@@ -29,11 +30,19 @@ from flockstep.training.budget import Agreement, is_used_up, next_multiple
 from flockstep.training.figures import EpochLosses, Figures, Table
 from flockstep.training.job import Final, Job
 from flockstep.training.keeper import NEAR_ENOUGH, keeper_of
+from flockstep.training.recalibrating import recalibrated_together
 from flockstep.training.reporting import tell_look
-from flockstep.training.scoring import judged, of_all_replicas
+from flockstep.training.scoring import (
+    judged,
+    of_all_replicas,
+    of_replicas,
+    on_test_data,
+    scores_of_all,
+)
 from flockstep.worker import Worker
 
 ON_THE_CLOCK = ("_look_at", "_count_at", "_is_over")
+OF_REPLICAS = ("replicas", "spread", "distance", "positions")  # for which workers must meet
 FEW_STEPS = 3  # whose end can be told from the pace of as many
 
 
@@ -43,10 +52,12 @@ def observer_of(worker: Worker, job: Job) -> Observer:
     # it says so now rather than at the first look.
     save_state(worker.state, type(worker.strategy).__name__)
     waits = worker.comm.size == 1 or worker.strategy.waits or job.timetable is None
-    if job.board is None:
-        return InStep(worker, job) if waits else OnTheClock(worker, job)
-    if waits and not shared_tensors(worker.state):
+    if waits and (job.board is None or not shared_tensors(worker.state)):
         return InStep(worker, job)
+    rule = f"be 'due' with {worker.strategy!r}, whose workers share tensors or never wait"
+    require(job.spec.look_at == "due", "look_at", rule, job.spec.look_at)
+    if job.board is None:
+        return OnTheClock(worker, job)
     return Simulated(worker, job, job.board)
 
 
@@ -125,12 +136,27 @@ class Observer(ABC):
         with comm.unmetered():
             return Table.of(comm.all_gather(self._figures(is_done=True).told()))
 
-    def measured(self) -> dict[str, Any]:
-        """What is measured of the replicas as they stand at the end, before they become one."""
-        if not any(each in self.job.measure for each in ("replicas", "spread", "positions")):
-            return {}  # nobody need meet for that
-        with self.worker.comm.off_the_clock():
-            return of_all_replicas(self.worker, self.job.task, self.job.measure)
+    def measured(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is measured of the replicas as they stand at the end, before they become one: what
+        the last look says of them, and the metrics, of data that nobody has seen before.
+        """
+        worker, job, task = self.worker, self.job, self.job.task
+        measure = [each for each in job.measure if each in OF_REPLICAS]
+        if not measure:
+            return {}, {}  # nobody need meet for that
+        found: dict[str, Any] = {}
+        tested: dict[str, Any] = {}
+        with worker.comm.off_the_clock():
+            if "replicas" in measure:
+                measure.remove("replicas")
+                scores = scores_of_all(worker, task, task.watched)
+                found |= of_replicas(scores)
+                is_seen = task.watched is task.test
+                tested = on_test_data(scores if is_seen else scores_of_all(worker, task, task.test))
+            if "distance" in measure and job.board is not None:
+                measure.remove("distance")
+                found |= job.board.distances_at_end(worker)
+            return found | of_all_replicas(worker, task, measure), tested
 
     def copy(self, seconds: float | None) -> Copy:
         """This worker's data at this moment, for the board. `seconds`: when the look is, if that
@@ -141,7 +167,8 @@ class Observer(ABC):
         return copied
 
     def _figures(self, is_done: bool = False) -> Figures:
-        return Figures.of(self.worker, self.losses, self._last_epoch.losses, is_done)
+        with_counts = "staleness" in self.job.measure
+        return Figures.of(self.worker, self.losses, self._last_epoch.losses, is_done, with_counts)
 
     def _gather(self, is_done: bool = False) -> Table:
         """All workers tell each other how far they are. Called off the clock."""
@@ -152,6 +179,8 @@ class Observer(ABC):
         """All workers look at the run and know what they see. Called off the clock."""
         worker, job = self.worker, self.job
         shown = worker.preview()
+        if job.recalibration is not None:
+            shown = recalibrated_together(worker, shown, job.recalibration)
         look = table.look(job.epoch_at(worker, table), seconds)
         look = judged(worker, job.task, table, look, shown, job.measure)
         self.history.append(look)
@@ -171,13 +200,17 @@ class InStep(Observer):
         self._agreement = Agreement(
             worker, every.count if every.unit == "seconds" else math.inf, job.spec
         )
+        self._is_due = False  # a look, which may have to wait for the next synchronisation
 
     def _after_step(self) -> bool:
         if self.worker.steps == self.job.steps:
             return True  # what is seen here is the final model
         is_over, is_time = self._agreement.after_step()
-        if not is_over and (is_time or self._is_step_of_a_look()):
+        self._is_due |= is_time or self._is_step_of_a_look()
+        if self._is_due and not is_over and self._is_moment_of_looks():
+            self._is_due = False
             self._look()
+            self._leave_out_passed_looks()
         is_over |= self.final is not None
         if self.keeper is not None and not is_over:
             self.keeper.in_step(self)
@@ -191,21 +224,35 @@ class InStep(Observer):
         self._agreement.pass_over(steps)
 
     def saved(self) -> dict[str, Any]:
-        return super().saved() | {"agreement": self._agreement.saved()}
+        return super().saved() | {"agreement": self._agreement.saved(), "is_due": self._is_due}
 
     def load(self, saved: dict[str, Any]) -> None:
         super().load(saved)
         self._agreement.load(saved["agreement"])
+        self._is_due = saved.get("is_due", False)  # which older checkpoints do not have
+
+    def _is_moment_of_looks(self) -> bool:
+        """Whether a look that is due can take place here."""
+        if self.spec.look_at == "due":
+            return True
+        steps, strategy = self.worker.steps, self.worker.strategy
+        return strategy.next_synchronisation(steps, self.job.steps) == steps
+
+    def _leave_out_passed_looks(self) -> None:
+        """Looks that became due while this one waited for its moment were at the same one."""
+        while self.spec.look_every.unit != "seconds" and self._has_come_to(self._looks + 1):
+            self._looks += 1
 
     def _is_step_of_a_look(self) -> bool:
         """Whether a look by steps or epochs is due."""
-        every, table = self.spec.look_every, self.job.timetable
-        if every.unit == "seconds":
-            return False
-        if every.unit == "steps" or table is not None:
-            return self.worker.steps == self.job.step_of_look(self._looks + 1)
-        ended = self.worker.course.epochs_ended  # of a stream, which tells no step in advance
-        return ended >= (self._looks + 1) * every.count
+        return self.spec.look_every.unit != "seconds" and self._has_come_to(self._looks + 1)
+
+    def _has_come_to(self, number: int) -> bool:
+        every, worker = self.spec.look_every, self.worker
+        if every.unit == "steps" or self.job.timetable is not None:
+            return worker.steps >= self.job.step_of_look(number)
+        # A stream tells no step in advance.
+        return worker.course.epochs_ended >= number * every.count
 
     def _look(self) -> None:
         self._looks += 1

@@ -12,6 +12,7 @@ from flockstep.spec import RunSpec
 from flockstep.tasks import Task
 from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job, sampling_of
+from flockstep.training.recalibrating import recalibration_data
 
 
 def prepared(
@@ -31,6 +32,7 @@ def prepared(
     passes, table = _passes(spec, task, batch_size)
     known = None if table is None or passes == ENDLESS else table.steps
     steps = min((each for each in (known, spec.steps) if each is not None), default=None)
+    _require_synchronisation(spec, steps)
     job = Job(
         spec,
         task,
@@ -45,10 +47,19 @@ def prepared(
         trace_limit=trace_limit,
         tells_looks=tells_looks,
         also_measured=also_measured,
+        recalibration=recalibration_data(task.train, spec.recalibrate),
     )
     if not place.is_virtual:
         return job
     return replace(job, board=Board(job, spec.workers))
+
+
+def _require_synchronisation(spec: RunSpec, steps: int | None) -> None:
+    """Looks that are to take place at one need a step after which all replicas are equal."""
+    if spec.look_at == "synchronisation":
+        has_one = spec.strategy.next_synchronisation(1, steps) is not None
+        rule = f"be 'due' with {spec.strategy!r}, of which no step makes all replicas equal"
+        require(has_one, "look_at", rule, spec.look_at)
 
 
 def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:

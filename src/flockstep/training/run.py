@@ -20,6 +20,7 @@ from flockstep.errors import CheckpointError, InvalidField, WorkerLost, unknown_
 from flockstep.fields import require, require_flag, require_path
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
+from flockstep.models import recalibrate
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
@@ -298,6 +299,8 @@ def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) 
         return Result(config, metrics, [], [], lost, job.spec, _is_copy=is_copy)
     report = next(report for report in reports if report["model"] is not None)
     model = job.task.model_of(report["model"])
+    if job.recalibration is not None and not report["has_reached"]:  # whose look has done that
+        recalibrate(model, job.recalibration)
     loss, accuracy = job.task.evaluate(model)
     metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
     history = _history(job, report, model, (loss, accuracy))
@@ -346,4 +349,5 @@ def _to_target(job: Job, history: list[Look]) -> dict[str, Any]:
         "seconds_to_target": reached and reached.seconds,
         "steps_to_target": reached and reached.step,
         "bytes_to_target": reached and reached.bytes_sent,
+        "epochs_to_target": reached and reached.epoch,
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flockstep.result import Look
 from flockstep.tasks import Task, mean_scores
+from flockstep.training.distances import of_replicas_of_all
 from flockstep.training.figures import Table
 from flockstep.training.positions import position_of
 from flockstep.worker import Worker
@@ -66,17 +67,29 @@ def of_all_replicas(worker: Worker, task: Task, measure: Sequence[str]) -> dict[
     comm, own = worker.comm, worker.flat.parameters
     found: dict[str, Any] = {}
     if "replicas" in measure:
-        _, accuracy = task.evaluate(worker.model, task.watched)
-        told = comm.all_gather(torch.tensor(accuracy, dtype=torch.float64))
-        found |= of_replicas(list(map(float, told)))
+        found |= of_replicas(scores_of_all(worker, task, task.watched))
     if "spread" in measure:
         centre = comm.all_reduce(own.double(), op="mean")
         square = comm.all_reduce((own.double() - centre).square().sum(), op="mean")
         found["spread"] = float(square.sqrt())
+    if "distance" in measure:
+        found |= of_replicas_of_all(comm, own)
     if "positions" in measure:
         told = comm.all_gather(torch.tensor(position_of(own), dtype=torch.float64))
         found["positions"] = [each.tolist() for each in told]
     return found
+
+
+def scores_of_all(worker: Worker, task: Task, data: Any) -> list[float]:
+    """The score of every worker's own replica, in rank order. All workers call it together."""
+    _, score = task.evaluate(worker.model, data)
+    return [*map(float, worker.comm.all_gather(torch.tensor(score, dtype=torch.float64)))]
+
+
+def on_test_data(scores: list[float]) -> dict[str, Any]:
+    """The metrics of a run that says how good the workers' own replicas are at its end."""
+    found = {f"test_{name}": value for name, value in of_replicas(scores).items()}
+    return found | {"test_replicas": scores}
 
 
 def of_replicas(accuracies: Sequence[float]) -> dict[str, Any]:

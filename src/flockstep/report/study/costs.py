@@ -1,4 +1,4 @@
-"""What scores cost: figures of seconds, bytes and steps."""
+"""What scores cost: figures of seconds, bytes, steps and epochs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ from flockstep.report.study.scale import (
     rows_layout,
 )
 from flockstep.study import (
-    LIMITS,
     Cell,
     Outcome,
+    is_cost,
     performance_profile,
     summary_of,
     times_of,
 )
 from flockstep.units import shown_number
+
+COSTS_TO_TARGET = (
+    "seconds_to_target",
+    "bytes_to_target",
+    "steps_to_target",
+    "epochs_to_target",
+)
 
 
 def to_target(outcome: Outcome) -> FigureView | None:
@@ -34,7 +41,7 @@ def to_target(outcome: Outcome) -> FigureView | None:
         return None
     contents = [
         content
-        for metric in ("seconds_to_target", "bytes_to_target", "steps_to_target")
+        for metric in COSTS_TO_TARGET
         if (content := _to_target(outcome, metric)) is not None
     ]
     if not contents:
@@ -52,7 +59,7 @@ def to_target(outcome: Outcome) -> FigureView | None:
         contents,
         f"Until the first look at which the score was at least {goal}{why}. A cross is a run that "
         "did not reach it: it counts as censored there. A bar is the Kaplan–Meier median.",
-        f"Seconds, bytes and steps to a score of {goal}, for every run.",
+        f"Seconds, bytes, steps and epochs to a score of {goal}, for every run.",
         key="to-target",
         log_axes="x",
     )
@@ -157,7 +164,8 @@ def share_reached(outcome: Outcome) -> FigureView | None:
 
 def trade_off(outcome: Outcome) -> FigureView | None:
     """Score against bytes and seconds, with the Pareto front."""
-    if outcome.study.metric in ("bytes_sent", "seconds", *LIMITS):
+    metric = outcome.study.metric
+    if metric in ("bytes_sent", "seconds") or is_cost(metric):
         return None
     contents = []
     for cost in ("bytes_sent", "seconds"):

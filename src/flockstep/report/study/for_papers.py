@@ -15,7 +15,7 @@ from flockstep.report.pictures import COLOUR, SECOND_COLOUR, new_figure, save_fi
 from flockstep.report.study.scale import Scale
 from flockstep.report.study.scores import AGAINST, curve_of
 from flockstep.report.study.whole_page import result_tables, study_page
-from flockstep.study import LIMITS, Outcome
+from flockstep.study import Outcome, is_cost
 from flockstep.units import shown_number
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _draw_scores(panel: Axes, outcome: Outcome, cells: Sequence[Any]) -> None:
         panel.plot(bounds, [place, place], color=SECOND_COLOUR, linewidth=2)
         panel.plot([each.mean * scale.factor], [place], "D", color=SECOND_COLOUR, markersize=6)
     panel.set_yticks(range(len(cells)), [each.cell.label for each in reversed(cells)])
-    kind = "median" if outcome.study.metric in LIMITS else "mean and 95 % interval"
+    kind = "median" if is_cost(outcome.study.metric) else "mean and 95 % interval"
     panel.set_xlabel(f"{scale.title}, {kind}")
 
 

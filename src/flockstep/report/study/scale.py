@@ -25,7 +25,7 @@ class Scale:
 
     def __init__(self, outcome: Outcome, metric: str) -> None:
         is_share = is_score(metric) and outcome.score_name == "accuracy"
-        name = metric.replace("_", " ")
+        name = metric.replace("_", " ").replace(":", " ")
         if is_score(metric) and outcome.score_name != "accuracy":
             name = name.replace("accuracy", outcome.score_name)
         if is_share:

@@ -21,12 +21,12 @@ from flockstep.report.study.scale import (
     rows_layout,
 )
 from flockstep.study import (
-    LIMITS,
     Cell,
     CellSummary,
     Comparison,
     Outcome,
     Record,
+    is_cost,
     printed_sample,
     t_interval,
 )
@@ -40,7 +40,7 @@ MOST_TABLE_ROWS = 1_200
 def final_scores(outcome: Outcome) -> FigureView | None:
     """Every run as a dot, the mean of each cell with its interval."""
     cells = [each for each in outcome.cells if each.n]
-    if not cells or outcome.study.metric in LIMITS:
+    if not cells or is_cost(outcome.study.metric):
         return None
     scale = Scale(outcome, outcome.study.metric)
     labels = [each.cell.label for each in cells]

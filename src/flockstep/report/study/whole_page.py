@@ -22,7 +22,7 @@ from flockstep.report.study.figures import all_figures
 from flockstep.report.study.scale import Rows, Scale
 from flockstep.report.study.scores import SUMMARY_COLUMNS, summary_row
 from flockstep.result import versions
-from flockstep.study import LIMITS, RULES, Comparison, Outcome, shown_duration
+from flockstep.study import RULES, Comparison, Outcome, is_cost, shown_duration
 from flockstep.units import shown_number
 
 RENEWS_SECONDS = 60
@@ -230,7 +230,7 @@ def _cells_table(outcome: Outcome) -> TableView:
             known = [value for value in values if value is not None]
             means.append(scales[name].of(sum(known) / len(known)) if known else None)
         rows.append([*summary_row(each, scale), each.failed, *means])
-    centre = "medians" if outcome.study.metric in LIMITS else "means"
+    centre = "medians" if is_cost(outcome.study.metric) else "means"
     note = f"{scale.title}; {centre} over the runs of each cell. Costs are means."
     return TableView("Cells", columns, rows, note, key="cells")
 

@@ -1,0 +1,53 @@
+"""Statistics of batch normalisation for the model that stands for a run, computed anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from flockstep.data import is_stream, source_of
+from flockstep.fields import require
+from flockstep.flat import FlatModel, outside_tensors
+from flockstep.models import recalibrate
+from flockstep.worker import Worker
+
+
+def recalibration_data(train: Any, samples: int) -> Any:
+    """So many of the training samples, evenly spaced, since data may be sorted; None of 0."""
+    if not samples:
+        return None
+    rule = "be False where the training data are a stream, which would be used up"
+    require(not is_stream(train), "recalibrate", rule, samples)
+    known = source_of(train).samples
+    count = min(samples, known)
+    return Subset(train, [number * known // count for number in range(count)])
+
+
+@torch.no_grad()
+def recalibrated(model: nn.Module, flat: FlatModel, state: Tensor, data: Any) -> Tensor:
+    """The flat state of a model with the statistics that belong to its parameters; all of `model`
+    is as before.
+    """
+    before = [each.clone() for each in (flat.state, *outside_tensors(model))]
+    flat.state.copy_(state)
+    recalibrate(model, data)
+    found = flat.state.clone()
+    for tensor, was in zip((flat.state, *outside_tensors(model)), before, strict=True):
+        tensor.copy_(was)
+    return found
+
+
+def recalibrated_together(worker: Worker, state: Tensor, data: Any) -> Tensor:
+    """The same for all workers, who call it together. One of them computes for all."""
+    comm = worker.comm
+    while True:
+        first = comm.all_gather(torch.empty(0)).ranks[0]  # the same on all, whoever is lost
+        own = state.new_empty(0)
+        if comm.rank == first:
+            own = recalibrated(worker.model, worker.flat, state, data)
+        told = comm.all_gather(own).by_rank()
+        if first in told:
+            return told[first].to(state.device)
