@@ -19,6 +19,7 @@ SLOW = 4  # times as many samples in a batch
 SOLVERS: dict[str, fs.Strategy[Any]] = {
     "EAWild": fs.EAWild(),
     "EASGD in turns": fs.EASGD(period=1),
+    "EASGD as they come": fs.EASGD(period=1, mode="first_come"),
     "EAMSGD": fs.EAMSGD(period=1),
     "Hogwild": fs.Hogwild(),
     "AsyncSGD": fs.AsyncSGD(),

@@ -96,6 +96,8 @@ def test_on_real_processes_the_same_looks_show_the_same(backend):
         fs.SlowMo(5),
         fs.Households(2, 6),
         fs.Households(4, 12, 2, neighbourhoods=2, neighbourhood_period=4),
+        fs.BestOnly(3),
+        fs.NoSync(1.0, best=2, period=3),
     ],
     ids=str,
 )
@@ -111,7 +113,15 @@ def test_replicas_are_equal_after_the_steps_that_a_strategy_says_and_no_others(s
 
 
 @pytest.mark.parametrize(
-    "strategy", [fs.NoSync(0.1), fs.Independent(), fs.EAWild(4), fs.LocalSGD(None)], ids=str
+    "strategy",
+    [
+        fs.NoSync(0.1),
+        fs.NoSync(1.0, staleness=1),
+        fs.Independent(),
+        fs.EAWild(4),
+        fs.LocalSGD(None),
+    ],
+    ids=str,
 )
 def test_a_strategy_without_synchronisation_has_no_such_looks(strategy):
     with pytest.raises(fs.InvalidField, match=r"'look_at' must be 'due' with .*equal \(got 'sync"):

@@ -51,6 +51,9 @@ class BestOnly(Strategy[None]):
     def needs_accuracy(self) -> bool:
         return self.score == "accuracy"
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        return -(-steps // self.period) * self.period
+
     def after_step(self, worker: Worker, state: None) -> None:
         if worker.steps % self.period == 0:
             self._follow_the_best(worker)

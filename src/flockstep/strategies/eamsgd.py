@@ -33,7 +33,8 @@ class EAMSGD(Strategy[EAMSGDState]):
 
     d is that of the old x_i, every `period` steps, as in EASGD. momentum=0 equals EASGD. −ηg stands
     for whatever change the worker's optimizer makes at the point ahead, so give it none of its own:
-    plain SGD is the paper's. finish: the centre.
+    plain SGD is the paper's. Between two steps the model stands ahead, at x_i + δv_i, and its own
+    score is that of this point. finish: the centre.
 
     Bytes: those of EASGD in the same mode.
 

@@ -112,6 +112,10 @@ class NoSync(Strategy[NoSyncState]):
     def needs_accuracy(self) -> bool:
         return self.best is not None and self.score == "accuracy"
 
+    def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
+        becomes_the_centre = self.pull == 1 and self.staleness == 0
+        return -(-steps // self.period) * self.period if becomes_the_centre else None
+
     def init(self, worker: Worker) -> NoSyncState:
         comm, group = worker.comm, None
         if self.groups is not None:
