@@ -120,6 +120,7 @@ def test_any_other_difference_is_one_of_the_id():
                 "network": "wifi",
                 "compute": "measured",
                 "look_every": "2 epochs",
+                "drop_last": True,
                 "measure": "spread",
                 "seed": 1,
                 "on_failure": "continue",

@@ -329,6 +329,7 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "lr": whole.lr,  # None where the optimizer above says it
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
+        "drop_last": spec.drop_last,
         "validation": spec.validation,
         "schedule": repr(whole.schedule),
         "target": spec.target,

@@ -65,6 +65,8 @@ class RunSpec:
         schedule: of the learning rate; None: the task's.
         assignment: which worker sees which samples; None: `fs.Disjoint()`.
         sampling: in which order; None: `fs.Sampling()`.
+        drop_last: whether the last, smaller batch of each pass over the data is left out; its
+            samples come again in other passes, which are shuffled anew.
         validation: the share of the training data that is held out, and that looks are scored on;
             None: as the task has it.
         network, compute: the simulator's links and step times.
@@ -97,6 +99,7 @@ class RunSpec:
     schedule: Schedule | None = None
     assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
     sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
+    drop_last: bool = False
     validation: float | None = None
     network: Network | None = None
     compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
@@ -425,6 +428,8 @@ def _written_field(value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

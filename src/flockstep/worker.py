@@ -175,6 +175,7 @@ class Worker:
         resume_at: int = 0,
         accumulate: int = 1,
         prefetch: int = 0,
+        drop_last: bool = False,
     ) -> Batches:
         """This worker's batches. All workers get the same number of them, in every epoch.
 
@@ -184,10 +185,11 @@ class Worker:
 
         `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of
         an IterableDataset each worker takes every M-th sample. `batch_size` is a number,
-        `fs.BatchGrowth`, or `fs.GlobalBatch`. With `steps` the loop ends after so many batches, if
-        it has not ended before. With `resume_at` steps taken by an earlier run, the loop goes on
-        with the very next batch, and the worker counts as if it had taken them: `steps` includes
-        them.
+        `fs.BatchGrowth`, or `fs.GlobalBatch`. With `drop_last` the last, smaller batch of each pass
+        is left out; its samples come again in others, which are shuffled anew. With `steps` the
+        loop ends after so many batches, if it has not ended before. With `resume_at` steps
+        taken by an earlier run, the loop goes on with the very next batch, and the worker counts as
+        if it had taken them: `steps` includes them.
 
         Where gradients of several batches make one step, `worker.total_steps` and schedules see it
         from the first step on. `accumulate` tells it before; `steps` and `resume_at` are then steps
@@ -215,6 +217,7 @@ class Worker:
             workers=self.comm.size,
             rank=self.comm.rank,
             seed=self.comm.seed,
+            drop_last=drop_last,
         )
         self._require_one_loop()
         most = None if steps is None else steps * accumulate

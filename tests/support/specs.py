@@ -137,6 +137,7 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
         "schedule": draw(st.none() | any_of(fs.Schedule)),
         "assignment": draw(st.none() | any_of(fs.Assignment)),
         "sampling": draw(st.none() | any_of(fs.Sampling)),
+        "drop_last": draw(st.booleans()),
         "validation": draw(st.none() | st.floats(0.01, 0.99)),
         "seed": draw(st.integers(0, 2**63 - 1)),
         "measure": draw(

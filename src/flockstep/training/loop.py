@@ -75,6 +75,7 @@ def _loop(worker: Worker, observer: Observer, job: Job) -> None:
         sampling_of(spec),
         steps=job.steps,
         resume_at=0 if job.start is None else job.start.steps,
+        drop_last=spec.drop_last,
     ):
         batch = on_device(batch, worker.flat.state.device)
         loss = task.loss(model, batch)

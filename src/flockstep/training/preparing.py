@@ -64,6 +64,7 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
             workers=spec.workers or 1,
             rank=0,
             seed=spec.seed,
+            drop_last=spec.drop_last,
         ).timetable
 
     if any(getattr(spec, budget) is not None for budget in ("steps", "seconds", "bytes")):
