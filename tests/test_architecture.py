@@ -42,7 +42,7 @@ BUILDS_ON = {
     "optimizers": {"comm", "schedules"},
     "comm": {"network", "randomness"},
     "data": {"randomness", "folders"},
-    "schedules": {"fields"},
+    "schedules": {"intervals"},
     "network": {"units"},
     "units": {"fields"},
     "flat": {"fields"},

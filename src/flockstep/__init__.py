@@ -76,6 +76,7 @@ from flockstep.schedules import (
     Polynomial,
     Progress,
     Schedule,
+    SlowStart,
     StepDecay,
     Warmup,
 )
@@ -218,6 +219,7 @@ __all__ = [
     "SharedTensor",
     "Simulator",
     "SlowMo",
+    "SlowStart",
     "SmoothedLoss",
     "SpecError",
     "StaleSync",

@@ -332,6 +332,7 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "drop_last": spec.drop_last,
         "validation": spec.validation,
         "schedule": repr(whole.schedule),
+        "weight_decay_schedule": spec.weight_decay_schedule and repr(spec.weight_decay_schedule),
         "target": spec.target,
         "look_every": str(spec.look_every),
         "measure": list(spec.measure),

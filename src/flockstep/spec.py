@@ -63,6 +63,7 @@ class RunSpec:
         lr: the learning rate of the optimizer, be it the task's.
         optimizer: None: the task's.
         schedule: of the learning rate; None: the task's.
+        weight_decay_schedule: of the optimizer's weight decay; None: it stays as it is.
         assignment: which worker sees which samples; None: `fs.Disjoint()`.
         sampling: in which order; None: `fs.Sampling()`.
         drop_last: whether the last, smaller batch of each pass over the data is left out; its
@@ -97,6 +98,7 @@ class RunSpec:
     lr: float | None = None
     optimizer: OptimizerSpec | None = None
     schedule: Schedule | None = None
+    weight_decay_schedule: Schedule | None = None
     assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
     sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
     drop_last: bool = False

@@ -38,7 +38,7 @@ from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
 from flockstep.fields import number_in, require, require_integer, require_optimizer, require_path
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
-from flockstep.optimizers import require_steps_alone
+from flockstep.optimizers import require_decay, require_steps_alone
 from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
 
@@ -62,7 +62,7 @@ class Worker:
     asked.
 
     `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) *
-    fs.StepDecay()`.
+    fs.StepDecay()`; `weight_decay_schedule` sets the weight decay of the optimizer in the same way.
 
     Parameters that were frozen may be unfrozen later, by all workers after the same step. At their
     next step the strategy finishes and begins anew from the model that represents the run, with all
@@ -85,17 +85,18 @@ class Worker:
         optimizer: torch.optim.Optimizer,
         strategy: Strategy[Any],
         schedule: Schedule | None = None,
+        weight_decay_schedule: Schedule | None = None,
     ) -> None:
         require(isinstance(comm, Comm), "comm", "be what a launched program is given", comm)
         require_optimizer(optimizer)
         rule = "be a strategy such as fs.LocalSGD(period=8)"
         require(isinstance(strategy, Strategy), "strategy", rule, strategy)
-        require(
-            schedule is None or isinstance(schedule, Schedule),
-            "schedule",
-            "be one such as fs.Cosine()",
-            schedule,
-        )
+        given = {"schedule": schedule, "weight_decay_schedule": weight_decay_schedule}
+        for field, each in given.items():
+            is_one = each is None or isinstance(each, Schedule)
+            require(is_one, field, "be one such as fs.Cosine()", each)
+        if weight_decay_schedule is not None:
+            require_decay(optimizer)
         self.comm = comm
         self.model = model
         self.optimizer = optimizer
@@ -103,6 +104,7 @@ class Worker:
         # Alone there is nobody to talk to: the hooks of the base class do nothing but step.
         self._hooks: Strategy[Any] = strategy if comm.size > 1 else Strategy()
         self.schedule = schedule
+        self.weight_decay_schedule = weight_decay_schedule
         self._paced = optimizer if isinstance(optimizer, Paced) else None
         require_steps_alone(optimizer)
         self.clipping: Clipping | None = None
@@ -230,7 +232,8 @@ class Worker:
 
     def _require_one_loop(self) -> None:
         """What goes by the length of the whole training must not hear of another length later."""
-        askers = [each for each in (self.schedule, self.strategy) if each and each.needs_length]
+        given = (self.schedule, self.weight_decay_schedule, self.strategy)
+        askers = [each for each in given if each and each.needs_length]
         if askers and self._loop is not None and self._total_steps is None:
             raise FlockstepError(
                 f"rank {self.comm.rank}: {askers[0]!r} goes by the length of the whole training, "
@@ -461,6 +464,8 @@ class Worker:
             self._paced.at(self.progress)
         if self.schedule is not None:
             self.schedule.apply(self.optimizer, self.progress)
+        if self.weight_decay_schedule is not None:
+            self.weight_decay_schedule.apply(self.optimizer, self.progress, "weight_decay")
 
     def _record(self, loss: float, accuracy: float | None) -> None:
         if not math.isfinite(loss):

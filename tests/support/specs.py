@@ -53,6 +53,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "network.household_size": st.integers(1, 64),
     "link.household_size": st.integers(1, 64),
 }
+STEPS = st.lists(st.integers(1, 10**6), max_size=3, unique=True).map(sorted)
 MARKS = st.lists(st.floats(0.001, 0.999), max_size=4, unique=True).map(lambda at: tuple(sorted(at)))
 
 # Whole numbers in fields of floats, too: a field's type makes them floats.
@@ -65,6 +66,9 @@ def values_of(field: str, hint: Any) -> st.SearchStrategy[Any]:
     """What a field of that type may hold."""
     if field in VALUES:
         return VALUES[field]
+    if field == "step_decay.at":
+        in_epochs = STEPS.map(lambda at: tuple(f"{mark} epochs" for mark in at))
+        return MARKS | STEPS.map(tuple) | in_epochs
     if field.endswith(".at") and hint == tuple[float, ...]:
         return MARKS
     kind = _kind_in(hint)
@@ -84,6 +88,8 @@ def _plain(field: str, hint: Any) -> st.SearchStrategy[Any]:
     if hint in simple:
         return simple[hint]
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(inside)
     if origin is tuple:
         return st.tuples(*[values_of(field, each) for each in inside])
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -135,6 +141,7 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
         "target": draw(st.none() | FLOATS),
         "batch_size": draw(st.none() | st.integers(1, 99) | any_of(BatchRule)),
         "schedule": draw(st.none() | any_of(fs.Schedule)),
+        "weight_decay_schedule": draw(st.none() | any_of(fs.Schedule)),
         "assignment": draw(st.none() | any_of(fs.Assignment)),
         "sampling": draw(st.none() | any_of(fs.Sampling)),
         "drop_last": draw(st.booleans()),

@@ -35,7 +35,7 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     optimizer = spec.make_optimizer(task, model.parameters())
     if job.start is not None and job.start.optimizer is not None:
         optimizer.load_state_dict(job.start.optimizer)
-    worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
+    worker = Worker(comm, model, optimizer, spec.strategy, job.schedule, spec.weight_decay_schedule)
     observer = observer_of(worker, job)
 
     if job.start is not None:

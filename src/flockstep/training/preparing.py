@@ -8,6 +8,7 @@ from typing import Any
 from flockstep.backends import Backend
 from flockstep.data import BatchGrowth, plan_batches
 from flockstep.fields import require
+from flockstep.optimizers import require_decay
 from flockstep.spec import RunSpec
 from flockstep.tasks import Task
 from flockstep.training.board import Board
@@ -24,7 +25,9 @@ def prepared(
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
-    spec.make_optimizer(task, task.check().parameters())
+    optimizer = spec.make_optimizer(task, task.check().parameters())
+    if spec.weight_decay_schedule is not None:
+        require_decay(optimizer)
     batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
     if spec.batch_size is None:
         task.require_samples()
