@@ -201,7 +201,7 @@ def test_names_lead_to_schedules():
         find_schedule("sine")
     assert str(caught.value) == (
         "unknown schedule 'sine'; did you mean 'cosine'? known: constant, cosine, final_collapse, "
-        "linear_scaling, polynomial, step_decay, warmup"
+        "linear_scaling, polynomial, slow_start, step_decay, warmup"
     )
 
 

@@ -50,8 +50,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "sampling.order": st.sampled_from(ORDERS),
     "sampling.shuffle": st.sampled_from(SHUFFLES),
     "muon.adjust_lr_fn": st.sampled_from([None, "original", "match_rms_adamw"]),
+    "slow_start.epochs": st.tuples(*[st.floats(0.1, 99)] * 4),
+    "slow_start.factors": st.tuples(*[st.floats(0, 1)] * 4),
     "network.household_size": st.integers(1, 64),
     "link.household_size": st.integers(1, 64),
+    "network.neighbourhood_size": st.integers(1, 8),  # in households
+    "link.neighbourhood_size": st.integers(1, 8),
 }
 STEPS = st.lists(st.integers(1, 10**6), max_size=3, unique=True).map(sorted)
 MARKS = st.lists(st.floats(0.001, 0.999), max_size=4, unique=True).map(lambda at: tuple(sorted(at)))
@@ -107,16 +111,26 @@ def specs_of(draw: st.DrawFn, kind: type, name: str) -> Any:
     for field, hint in form.hints.items():
         if form.defaults[field] is NEEDED or draw(st.booleans()):
             values[field] = draw(values_of(f"{name}.{field}", hint))
-    if kind in (fs.Network, fs.Link) and "inside" in values:
-        values["household_size"] = draw(VALUES["network.household_size"])
-        if values["inside"] is None:
-            del values["inside"], values["household_size"]
-    else:
-        values.pop("household_size", None)
+    if kind in (fs.Network, fs.Link):
+        _fit_tiers(draw, values)
     try:
         return form.make(**values)
     except InvalidField:
         return reject()
+
+
+def _fit_tiers(draw: st.DrawFn, values: dict[str, Any]) -> None:
+    """A link inside households has their size with it, and so has one in neighbourhoods."""
+    sizes = {name: values.pop(name, None) for name in ("household_size", "neighbourhood_size")}
+    if values.get("inside") is None:
+        values.pop("inside", None)
+        values.pop("nearby", None)
+        return
+    household = sizes["household_size"] or draw(VALUES["network.household_size"])
+    values["household_size"] = household
+    if values.get("nearby") is not None:
+        count = sizes["neighbourhood_size"] or draw(VALUES["network.neighbourhood_size"])
+        values["neighbourhood_size"] = household * count
 
 
 def schedules() -> st.SearchStrategy[fs.Schedule]:
