@@ -37,7 +37,7 @@ BUILDS_ON = {
     "tasks": {"models", "optimizers"},
     "strategies": {"comm", "codecs", "optimizers"},
     "backends": {"comm", "network", "randomness"},
-    "models": {"data", "device"},
+    "models": {"comm", "data", "device"},
     "codecs": {"randomness"},
     "optimizers": {"comm", "schedules"},
     "comm": {"network", "randomness"},

@@ -121,6 +121,7 @@ def test_any_other_difference_is_one_of_the_id():
                 "compute": "measured",
                 "look_every": "2 epochs",
                 "drop_last": True,
+                "batch_norm_group": 2,
                 "weight_decay_schedule": "cosine",
                 "measure": "spread",
                 "seed": 1,

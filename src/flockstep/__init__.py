@@ -56,7 +56,13 @@ from flockstep.errors import (
 )
 from flockstep.intervals import Interval
 from flockstep.launch import launch
-from flockstep.models import cc_ratio, recalibrate
+from flockstep.models import (
+    Ensemble,
+    GroupBatchNorm,
+    cc_ratio,
+    distribute_batch_norm,
+    recalibrate,
+)
 from flockstep.network import Link, Network
 from flockstep.optimizers import (
     LAMB,
@@ -165,6 +171,7 @@ __all__ = [
     "Disjoint",
     "Downpour",
     "EAWild",
+    "Ensemble",
     "FinalCollapse",
     "FineGrained",
     "Float16",
@@ -173,6 +180,7 @@ __all__ = [
     "Gathered",
     "GlobalBatch",
     "GoSGD",
+    "GroupBatchNorm",
     "Hogwild",
     "HouseholdOverlap",
     "HouseholdShards",
@@ -245,6 +253,7 @@ __all__ = [
     "classification_loss",
     "compare",
     "dataset",
+    "distribute_batch_norm",
     "effective_batch",
     "growing_distance",
     "handle",

@@ -327,6 +327,7 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "batch_size": _plain(whole.batch_size),
         "optimizer": repr(whole.optimizer or task.optimizer),
         "lr": whole.lr,  # None where the optimizer above says it
+        "batch_norm_group": spec.batch_norm_group,
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
         "drop_last": spec.drop_last,

@@ -64,6 +64,8 @@ class RunSpec:
         optimizer: None: the task's.
         schedule: of the learning rate; None: the task's.
         weight_decay_schedule: of the optimizer's weight decay; None: it stays as it is.
+        batch_norm_group: how many neighbours in rank normalise their batches together, where the
+            model has batch normalisation; None: each its own.
         assignment: which worker sees which samples; None: `fs.Disjoint()`.
         sampling: in which order; None: `fs.Sampling()`.
         drop_last: whether the last, smaller batch of each pass over the data is left out; its
@@ -99,6 +101,7 @@ class RunSpec:
     optimizer: OptimizerSpec | None = None
     schedule: Schedule | None = None
     weight_decay_schedule: Schedule | None = None
+    batch_norm_group: int | None = None
     assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
     sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
     drop_last: bool = False
@@ -140,6 +143,9 @@ class RunSpec:
 
         self._check_numbers()
         self._check_rate()
+        if self.batch_norm_group is not None:
+            rule = f"be None with {self.strategy.name}, whose workers never wait and may not meet"
+            require(self.strategy.waits, "batch_norm_group", rule, self.batch_norm_group)
 
     # ---- As text
 
@@ -254,7 +260,8 @@ class RunSpec:
                 self._set("backend", name)
 
     def _check_numbers(self) -> None:
-        for name in ("workers", "epochs", "steps", "bytes", "batch_size", "lanes"):
+        counts = ("workers", "epochs", "steps", "bytes", "batch_size", "batch_norm_group", "lanes")
+        for name in counts:
             value = getattr(self, name)
             if isinstance(value, int):
                 require_integer(name, value, 1)

@@ -355,6 +355,16 @@ class Worker:
         with self._names:
             return self._hooks.preview(self, self.state)
 
+    def snapshot(self) -> nn.Module:
+        """A copy of the model that stands for the run now, such as a member of an `fs.Ensemble`;
+        all workers call it together, after the same step. It costs the run nothing.
+        """
+        with torch.no_grad(), self.comm.off_the_clock():
+            state = self.preview()
+            model = copy.deepcopy(self.model)
+            model.load_state_dict(self.flat.named(self.model, state), strict=False)
+        return model
+
     @property
     def is_in_loop(self) -> bool:
         """Whether a loop over `worker.batches` is under way."""

@@ -37,7 +37,7 @@ EVERY_CLASS = [(kind, name) for kind, names in REGISTERED.items() for name in na
 
 # Fields that take some texts, or whose values must fit others, for which types say too little.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "sync_sgd.all_reduce": st.sampled_from(["flat", "ring", "tree", "torus:2x4", "hierarchical:2"]),
+    "sync_sgd.all_reduce": st.sampled_from(["flat", "ring", "tree", "torus:2x4", "hybrid:2:99"]),
     "local_sgd.momentum": st.sampled_from(["keep", "reset", "average"]),
     "nosync.score": st.sampled_from(["loss", "accuracy"]),
     "pso_ps.decay": st.sampled_from(["attraction", "all", "none"]),

@@ -48,6 +48,7 @@ FLAGS = {
     "optimizer": "Such as adam or sgd(momentum=0.9).  [default: the task's]",
     "schedule": "Of the learning rate.  [default: the task's]",
     "weight_decay_schedule": "Of the optimizer's weight decay.  [default: none]",
+    "batch_norm_group": "Neighbours in rank that normalise batches together.  [default: none]",
     "assignment": "Which worker sees which samples.  [default: disjoint]",
     "drop_last": "Leave out the last, smaller batch of each pass over the data.",
     "validation": "The share of the training data that looks are scored on.  [default: the task's]",

@@ -11,6 +11,7 @@ from flockstep.checkpoints import go_on_together
 from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
 from flockstep.fields import number_in, require
+from flockstep.models import distribute_batch_norm
 from flockstep.tasks import Task
 from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
@@ -32,6 +33,10 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     model = task.make_model().to(worker_device(spec.device, comm.rank))
     if job.start is not None:
         model.load_state_dict(job.start.model)
+    if spec.batch_norm_group is not None:
+        with comm.unmetered():
+            together = comm.split(comm.rank // spec.batch_norm_group)
+        model = distribute_batch_norm(model, together, lambda: worker.course.weight)
     optimizer = spec.make_optimizer(task, model.parameters())
     if job.start is not None and job.start.optimizer is not None:
         optimizer.load_state_dict(job.start.optimizer)
