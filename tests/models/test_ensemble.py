@@ -59,9 +59,13 @@ def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("backend", ["sim", "local"])
-def test_members_are_collected_where_the_rate_has_collapsed(backend):
-    outcomes = fs.launch(collapsed, 2, backend=backend)
+def test_members_are_the_same_on_processes(local):
+    simulated, real = (fs.launch(collapsed, 2, backend=each)[0][1] for each in ("sim", local))
+    assert all(same(*pair) for pair in zip(simulated, real, strict=True))
+
+
+def test_members_are_collected_where_the_rate_has_collapsed():
+    outcomes = fs.launch(collapsed, 2)
     steps, members, final = outcomes[0]
     assert steps == 50
     assert len(members) == 3

@@ -67,9 +67,9 @@ def test_in_single_precision_too():
     assert far(together, alone) < 1e-5
 
 
-def test_processes_agree_with_the_simulator():
+def test_processes_agree_with_the_simulator(local):
     simulated = fs.launch(lambda comm: train(comm, together=True), 2)
-    real = fs.launch(lambda comm: train(comm, together=True), 2, backend="local")
+    real = fs.launch(lambda comm: train(comm, together=True), 2, backend=local)
     assert all(far(one, other) == 0 for one, other in zip(simulated, real, strict=True))
 
 
