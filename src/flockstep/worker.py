@@ -123,6 +123,9 @@ class Worker:
         """Make the model flat and equal on all workers, and the strategy's state for it."""
         comm, model = self.comm, self.model
         self.flat = FlatModel(model, comm.empty)
+        meets_others = any(getattr(layer, "meets_others", False) for layer in model.modules())
+        rule = "be one whose workers wait, as those of a layer over several workers must meet"
+        require(self.strategy.waits or not meets_others, "strategy", rule, self.strategy)
         for group in self.optimizer.param_groups:
             known = all(self.flat.owns(parameter) for parameter in group["params"])
             name = type(self.optimizer).__name__

@@ -189,6 +189,15 @@ def test_workers_that_never_wait_cannot_meet_in_a_layer():
         fs.RunSpec("digits-mlp", "gosgd", batch_norm_group=2)
 
 
+def test_nor_can_they_in_a_loop_of_ones_own():
+    def program(comm):
+        model = fs.distribute_batch_norm(net(), comm)
+        fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.Hogwild())
+
+    with pytest.raises(fs.InvalidField, match=r"'strategy' must be one whose workers wait, as"):
+        fs.launch(program, 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

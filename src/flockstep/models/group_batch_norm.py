@@ -59,8 +59,13 @@ class GroupBatchNorm(_BatchNorm):
     def _check_input_dim(self, x: Tensor) -> None:
         require(x.dim() >= 2, "input", "have at least two dimensions", x.dim())
 
+    @property
+    def meets_others(self) -> bool:
+        """Whether its workers wait for each other while they train."""
+        return self.comm is not None and self.comm.size > 1
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.comm is None or self.comm.size == 1 or not self.training:
+        if self.comm is None or not self.meets_others or not self.training:
             return super().forward(x)
         self._check_input_dim(x)
         mean, variance, count = self._statistics(x.detach(), self.comm)
