@@ -30,7 +30,8 @@ SCHEMES: tuple[Assignment, ...] = (
     fs.MediumCoarse(4),
     fs.FineGrained(4),
     fs.HouseholdShards(64, 16),
-    fs.NeighbourhoodOverlap(4),
+    fs.HouseholdOverlap(64, fs.FineGrained(4)),
+    fs.NeighbourhoodOverlap(64, 4),
 )
 
 

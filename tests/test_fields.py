@@ -30,12 +30,14 @@ from flockstep.schedules.schedules import (
     LinearScaling,
     Polynomial,
     Product,
+    SlowStart,
     StepDecay,
     Warmup,
 )
 from flockstep.tasks.label_smoothing import SmoothedLoss
 
 MARKS = "'at' must be a tuple of increasing fractions above 0 and below 1"
+MOMENTS = f"{MARKS}, or of increasing moments such as '32000 steps' or '145 epochs'"
 SPECS = [*SCHEDULES.values(), Product, BatchGrowth, SmoothedLoss]
 
 INVALID = [
@@ -55,19 +57,25 @@ INVALID = [
         {"scale": 8, "warmup_epochs": -0.5},
         "'warmup_epochs' must be at least 0 and finite (got -0.5)",
     ),
-    (StepDecay, {"at": (0.75, 0.5)}, f"{MARKS} (got (0.75, 0.5))"),
-    (StepDecay, {"at": (0.5, 0.5)}, f"{MARKS} (got (0.5, 0.5))"),
-    (StepDecay, {"at": (0, 0.5)}, f"{MARKS} (got (0, 0.5))"),
-    (StepDecay, {"at": (0.5, 1.0)}, f"{MARKS} (got (0.5, 1.0))"),
-    (StepDecay, {"at": 0.5}, f"{MARKS} (got 0.5)"),
-    (StepDecay, {"at": ("0.5",)}, f"{MARKS} (got ('0.5',))"),
+    (StepDecay, {"at": (0.75, 0.5)}, f"{MOMENTS} (got (0.75, 0.5))"),
+    (StepDecay, {"at": (0.5, 0.5)}, f"{MOMENTS} (got (0.5, 0.5))"),
+    (StepDecay, {"at": (0, 0.5)}, f"{MOMENTS} (got (0, 0.5))"),
+    (StepDecay, {"at": (0.5, 1.0)}, f"{MOMENTS} (got (0.5, 1.0))"),
+    (StepDecay, {"at": 0.5}, f"{MOMENTS} (got 0.5)"),
+    (StepDecay, {"at": ("0.5",)}, f"{MOMENTS} (got ('0.5',))"),
     (StepDecay, {"gamma": 0}, "'gamma' must be above 0 and at most 1 (got 0)"),
     (StepDecay, {"gamma": 10}, "'gamma' must be above 0 and at most 1 (got 10)"),
+    (SlowStart, {"epochs": ()}, "'epochs' must be a tuple of numbers, one at least (got ())"),
+    (SlowStart, {"epochs": 4}, "'epochs' must be a tuple of numbers, one at least (got 4)"),
+    (SlowStart, {"epochs": (1.0, 0.0)}, "'epochs' must be above 0 and finite (got 0.0)"),
+    (SlowStart, {"factors": (1.0,)}, "'factors' must be as many as epochs, 4 (got (1.0,))"),
+    (SlowStart, {"factors": (-1.0, 1.0)}, "'factors' must be at least 0 and finite (got -1.0)"),
     (Polynomial, {"power": 0}, "'power' must be above 0 and finite (got 0)"),
     (Polynomial, {"end": -0.1}, "'end' must be between 0 and 1 (got -0.1)"),
     (Cosine, {"end": 2}, "'end' must be between 0 and 1 (got 2)"),
     (FinalCollapse, {"at": 1}, "'at' must be above 0 and below 1 (got 1)"),
     (FinalCollapse, {"power": 0.5}, "'power' must be at least 1 and finite (got 0.5)"),
+    (FinalCollapse, {"cycles": 0}, "'cycles' must be at least 1 (got 0)"),
     (
         Product,
         {"left": Cosine(), "right": 2},

@@ -165,7 +165,8 @@ def task(**changes):
         (fs.MediumCoarse(3), 24),  # two passes over three copies
         (fs.FineGrained(2), 16),
         (fs.HouseholdShards(2, 1), 16),
-        (fs.NeighbourhoodOverlap(2), 16),
+        (fs.HouseholdOverlap(4, fs.FineGrained(2)), 16),
+        (fs.NeighbourhoodOverlap(2, 2), 16),
     ],
     ids=repr,
 )

@@ -30,6 +30,7 @@ from flockstep.data import (
     FineGrained,
     FullOverlap,
     GlobalBatch,
+    HouseholdOverlap,
     HouseholdShards,
     ImageFolder,
     InMemory,
@@ -58,7 +59,13 @@ from flockstep.errors import (
 )
 from flockstep.intervals import Interval
 from flockstep.launch import launch
-from flockstep.models import cc_ratio, recalibrate
+from flockstep.models import (
+    Ensemble,
+    GroupBatchNorm,
+    cc_ratio,
+    distribute_batch_norm,
+    recalibrate,
+)
 from flockstep.network import Link, Network
 from flockstep.optimizers import (
     LAMB,
@@ -78,6 +85,7 @@ from flockstep.schedules import (
     Polynomial,
     Progress,
     Schedule,
+    SlowStart,
     StepDecay,
     Warmup,
 )
@@ -170,6 +178,7 @@ __all__ = [
     "Disjoint",
     "Downpour",
     "EAWild",
+    "Ensemble",
     "FinalCollapse",
     "FineGrained",
     "Flatness",
@@ -179,7 +188,9 @@ __all__ = [
     "Gathered",
     "GlobalBatch",
     "GoSGD",
+    "GroupBatchNorm",
     "Hogwild",
+    "HouseholdOverlap",
     "HouseholdShards",
     "Households",
     "Hypothesis",
@@ -227,6 +238,7 @@ __all__ = [
     "SharedTensor",
     "Simulator",
     "SlowMo",
+    "SlowStart",
     "SmoothedLoss",
     "SpecError",
     "StaleSync",
@@ -252,6 +264,7 @@ __all__ = [
     "classification_loss",
     "compare",
     "dataset",
+    "distribute_batch_norm",
     "effective_batch",
     "flatness",
     "growing_distance",

@@ -353,10 +353,13 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "batch_size": _plain(whole.batch_size),
         "optimizer": repr(whole.optimizer or task.optimizer),
         "lr": whole.lr,  # None where the optimizer above says it
+        "batch_norm_group": spec.batch_norm_group,
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
+        "drop_last": spec.drop_last,
         "validation": spec.validation,
         "schedule": repr(whole.schedule),
+        "weight_decay_schedule": spec.weight_decay_schedule and repr(spec.weight_decay_schedule),
         "target": spec.target,
         "look_every": str(spec.look_every),
         "look_at": spec.look_at,

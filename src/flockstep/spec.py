@@ -65,8 +65,13 @@ class RunSpec:
         lr: the learning rate of the optimizer, be it the task's.
         optimizer: None: the task's.
         schedule: of the learning rate; None: the task's.
+        weight_decay_schedule: of the optimizer's weight decay; None: it stays as it is.
+        batch_norm_group: how many neighbours in rank normalise their batches together, where the
+            model has batch normalisation; None: each its own.
         assignment: which worker sees which samples; None: `fs.Disjoint()`.
         sampling: in which order; None: `fs.Sampling()`.
+        drop_last: whether the last, smaller batch of each pass over the data is left out; its
+            samples come again in other passes, which are shuffled anew.
         validation: the share of the training data that is held out, and that looks are scored on;
             None: as the task has it.
         network, compute: the simulator's links and step times.
@@ -103,8 +108,11 @@ class RunSpec:
     lr: float | None = None
     optimizer: OptimizerSpec | None = None
     schedule: Schedule | None = None
+    weight_decay_schedule: Schedule | None = None
+    batch_norm_group: int | None = None
     assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
     sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
+    drop_last: bool = False
     validation: float | None = None
     network: Network | None = None
     compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
@@ -147,6 +155,9 @@ class RunSpec:
             self._set("recalibrate", RECALIBRATION_SAMPLES)
         self._check_numbers()
         self._check_rate()
+        if self.batch_norm_group is not None:
+            rule = f"be None with {self.strategy.name}, whose workers never wait and may not meet"
+            require(self.strategy.waits, "batch_norm_group", rule, self.batch_norm_group)
 
     # ---- As text
 
@@ -261,7 +272,8 @@ class RunSpec:
                 self._set("backend", name)
 
     def _check_numbers(self) -> None:
-        for name in ("workers", "epochs", "steps", "bytes", "batch_size", "lanes"):
+        counts = ("workers", "epochs", "steps", "bytes", "batch_size", "batch_norm_group", "lanes")
+        for name in counts:
             value = getattr(self, name)
             if isinstance(value, int):
                 require_integer(name, value, 1)
@@ -440,6 +452,8 @@ def _written_field(value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

@@ -38,7 +38,7 @@ from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
 from flockstep.fields import number_in, require, require_integer, require_optimizer, require_path
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
-from flockstep.optimizers import require_steps_alone
+from flockstep.optimizers import require_decay, require_steps_alone
 from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
 
@@ -62,7 +62,7 @@ class Worker:
     asked.
 
     `schedule` sets the learning rate before every step, as `fs.Cosine()` says, or `fs.Warmup(5) *
-    fs.StepDecay()`.
+    fs.StepDecay()`; `weight_decay_schedule` sets the weight decay of the optimizer in the same way.
 
     Parameters that were frozen may be unfrozen later, by all workers after the same step. At their
     next step the strategy finishes and begins anew from the model that represents the run, with all
@@ -88,17 +88,18 @@ class Worker:
         optimizer: torch.optim.Optimizer,
         strategy: Strategy[Any],
         schedule: Schedule | None = None,
+        weight_decay_schedule: Schedule | None = None,
     ) -> None:
         require(isinstance(comm, Comm), "comm", "be what a launched program is given", comm)
         require_optimizer(optimizer)
         rule = "be a strategy such as fs.LocalSGD(period=8)"
         require(isinstance(strategy, Strategy), "strategy", rule, strategy)
-        require(
-            schedule is None or isinstance(schedule, Schedule),
-            "schedule",
-            "be one such as fs.Cosine()",
-            schedule,
-        )
+        given = {"schedule": schedule, "weight_decay_schedule": weight_decay_schedule}
+        for field, each in given.items():
+            is_one = each is None or isinstance(each, Schedule)
+            require(is_one, field, "be one such as fs.Cosine()", each)
+        if weight_decay_schedule is not None:
+            require_decay(optimizer)
         self.comm = comm
         self.model = model
         self.optimizer = optimizer
@@ -106,6 +107,7 @@ class Worker:
         # Alone there is nobody to talk to: the hooks of the base class do nothing but step.
         self._hooks: Strategy[Any] = strategy if comm.size > 1 else Strategy()
         self.schedule = schedule
+        self.weight_decay_schedule = weight_decay_schedule
         self._paced = optimizer if isinstance(optimizer, Paced) else None
         require_steps_alone(optimizer)
         self.clipping: Clipping | None = None
@@ -124,6 +126,9 @@ class Worker:
         """Make the model flat and equal on all workers, and the strategy's state for it."""
         comm, model = self.comm, self.model
         self.flat = FlatModel(model, comm.empty)
+        meets_others = any(getattr(layer, "meets_others", False) for layer in model.modules())
+        rule = "be one whose workers wait, as those of a layer over several workers must meet"
+        require(self.strategy.waits or not meets_others, "strategy", rule, self.strategy)
         for group in self.optimizer.param_groups:
             known = all(self.flat.owns(parameter) for parameter in group["params"])
             name = type(self.optimizer).__name__
@@ -201,6 +206,7 @@ class Worker:
         resume_at: int = 0,
         accumulate: int = 1,
         prefetch: int = 0,
+        drop_last: bool = False,
     ) -> Batches:
         """This worker's batches. All workers get the same number of them, in every epoch.
 
@@ -210,10 +216,11 @@ class Worker:
 
         `dataset` may be tensors or arrays, a tuple, list or dict of these, or any torch Dataset; of
         an IterableDataset each worker takes every M-th sample. `batch_size` is a number,
-        `fs.BatchGrowth`, or `fs.GlobalBatch`. With `steps` the loop ends after so many batches, if
-        it has not ended before. With `resume_at` steps taken by an earlier run, the loop goes on
-        with the very next batch, and the worker counts as if it had taken them: `steps` includes
-        them.
+        `fs.BatchGrowth`, or `fs.GlobalBatch`. With `drop_last` the last, smaller batch of each pass
+        is left out; its samples come again in others, which are shuffled anew. With `steps` the
+        loop ends after so many batches, if it has not ended before. With `resume_at` steps
+        taken by an earlier run, the loop goes on with the very next batch, and the worker counts as
+        if it had taken them: `steps` includes them.
 
         Where gradients of several batches make one step, `worker.total_steps` and schedules see it
         from the first step on. `accumulate` tells it before; `steps` and `resume_at` are then steps
@@ -241,6 +248,7 @@ class Worker:
             workers=self.comm.size,
             rank=self.comm.rank,
             seed=self.comm.seed,
+            drop_last=drop_last,
         )
         self._require_one_loop()
         most = None if steps is None else steps * accumulate
@@ -253,7 +261,8 @@ class Worker:
 
     def _require_one_loop(self) -> None:
         """What goes by the length of the whole training must not hear of another length later."""
-        askers = [each for each in (self.schedule, self.strategy) if each and each.needs_length]
+        given = (self.schedule, self.weight_decay_schedule, self.strategy)
+        askers = [each for each in given if each and each.needs_length]
         if askers and self._loop is not None and self._total_steps is None:
             raise FlockstepError(
                 f"rank {self.comm.rank}: {askers[0]!r} goes by the length of the whole training, "
@@ -384,6 +393,16 @@ class Worker:
         with self._names:
             return self._hooks.preview(self, self.state)
 
+    def snapshot(self) -> nn.Module:
+        """A copy of the model that stands for the run now, such as a member of an `fs.Ensemble`;
+        all workers call it together, after the same step. It costs the run nothing.
+        """
+        with torch.no_grad(), self.comm.off_the_clock():
+            state = self.preview()
+            model = copy.deepcopy(self.model)
+            model.load_state_dict(self.flat.named(self.model, state), strict=False)
+        return model
+
     @property
     def is_in_loop(self) -> bool:
         """Whether a loop over `worker.batches` is under way."""
@@ -496,6 +515,8 @@ class Worker:
             self._paced.at(self.progress)
         if self.schedule is not None:
             self.schedule.apply(self.optimizer, self.progress)
+        if self.weight_decay_schedule is not None:
+            self.weight_decay_schedule.apply(self.optimizer, self.progress, "weight_decay")
 
     def _record(self, loss: float, accuracy: float | None) -> None:
         if not math.isfinite(loss):

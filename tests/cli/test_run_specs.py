@@ -21,6 +21,8 @@ def arguments(spec: fs.RunSpec) -> list[str]:
     for name, value in json.loads(spec.to_json()).items():
         if name == "sampling":
             flags += [f"--order={spec.sampling.order}", f"--shuffle={spec.sampling.shuffle}"]
+        elif isinstance(value, bool):
+            flags.append(f"--{name.replace('_', '-')}")
         elif name not in ("version", "task", "strategy"):
             text = ",".join(value) if isinstance(value, list) else value
             flags.append(f"--{name.replace('_', '-')}={text}")

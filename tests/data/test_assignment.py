@@ -46,7 +46,16 @@ def cases(draw, schemes=SCHEMES, most_copies_inside=1):
         )
     elif scheme is fs.NeighbourhoodOverlap:
         neighbourhoods = draw(small)
-        assignment, workers = fs.NeighbourhoodOverlap(neighbourhoods), neighbourhoods * draw(small)
+        households = neighbourhoods * draw(small)
+        assignment = fs.NeighbourhoodOverlap(households, neighbourhoods)
+        workers = households * draw(small)
+    elif scheme is fs.HouseholdOverlap:
+        households = draw(st.integers(1, 8))
+        between = draw(st.sampled_from([fs.MediumCoarse, fs.FineGrained]))
+        copies = draw(st.integers(1, households))
+        inside = draw(st.sampled_from([fs.Disjoint(), fs.FullOverlap()]))
+        assignment = fs.HouseholdOverlap(households, between(copies), inside)
+        workers = households * draw(small)
     else:
         assignment, workers = scheme(), draw(st.integers(1, 20))
     return (
@@ -155,10 +164,98 @@ def test_households_with_the_same_shard_hold_the_same_and_divide_it_differently(
     assert set(parts[0].tolist()) != set(parts[6].tolist())
 
 
-def test_neighbourhoods_are_disjoint_within_and_whole_between():
-    parts = fs.NeighbourhoodOverlap(neighbourhoods=2).assign(101, 8, seed=0)
-    for neighbours in (parts[:4], parts[4:]):
-        assert sorted(np.concatenate(neighbours)) == list(range(101))
+def held_by_households(assignment, samples, workers, seed=0):
+    parts = assignment.assign(samples, workers, seed)
+    size = workers // assignment.households
+    return [
+        frozenset(np.concatenate(parts[first : first + size]).tolist())
+        for first in range(0, workers, size)
+    ]
+
+
+@pytest.mark.parametrize(("households", "neighbourhoods"), [(4, 2), (8, 2), (8, 4), (6, 3), (3, 1)])
+def test_neighbourhoods_hold_each_household_shard_once(households, neighbourhoods):
+    assignment = fs.NeighbourhoodOverlap(households, neighbourhoods)
+    held = held_by_households(assignment, 1001, 2 * households)
+    size = households // neighbourhoods
+    first = held[:size]
+    assert sum(map(len, first)) == 1001
+    assert len(frozenset().union(*first)) == 1001
+    for start in range(0, households, size):
+        assert held[start : start + size] == first
+
+
+def test_matching_households_of_two_neighbourhoods_share_all_their_data():
+    """The thesis' size, E3.3: 4 households of 4 workers, 22,500 samples each."""
+    held = held_by_households(fs.NeighbourhoodOverlap(4, 2), 45_000, 16)
+    assert len(held[0] & held[2]) == len(held[1] & held[3]) == len(held[0]) == 22_500
+    assert not held[0] & held[1]
+
+
+@pytest.mark.parametrize(
+    ("households", "neighbourhoods", "size", "samples"),
+    [(4, 2, 4, 45_000), (8, 2, 2, 45_000), (6, 3, 2, 101), (4, 4, 3, 77), (5, 1, 1, 20)],
+)
+def test_neighbourhoods_that_overlap_are_households_of_fewer_shards(
+    households, neighbourhoods, size, samples
+):
+    one = fs.NeighbourhoodOverlap(households, neighbourhoods)
+    other = fs.HouseholdShards(households, shards=households // neighbourhoods)
+    workers = households * size
+    assert one.copies_among(workers) == other.copies_among(workers) == neighbourhoods
+    pairs = zip(one.assign(samples, workers, 5), other.assign(samples, workers, 5), strict=True)
+    assert all(np.array_equal(mine, yours) for mine, yours in pairs)
+
+
+def test_neighbourhoods_are_those_of_the_strategy():
+    """Ranks that average with one another as neighbours hold each household shard once."""
+
+    def program(comm):
+        model = torch.nn.Linear(1, 1)
+        strategy = fs.Households(4, 4, neighbourhoods=2, neighbourhood_period=2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        worker = fs.Worker(comm, model, optimizer, strategy)
+        return worker.state.neighbourhood.all_gather(torch.tensor([comm.rank]))
+
+    parts = fs.NeighbourhoodOverlap(4, 2).assign(64, 8, seed=0)
+    for ranks in fs.launch(program, 8):
+        held = np.concatenate([parts[int(rank)] for rank in ranks])
+        assert sorted(held.tolist()) == list(range(64))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 8])
+def test_households_share_shards_by_their_distance_around_the_circle(copies):
+    """Household h holds household shards h, h+1, … h+C−1 (mod H)."""
+    held = held_by_households(fs.HouseholdOverlap(8, fs.MediumCoarse(copies)), 800, 16)
+    for i, j in itertools.product(range(8), repeat=2):
+        shards = {(i + k) % 8 for k in range(copies)} & {(j + k) % 8 for k in range(copies)}
+        assert len(held[i] & held[j]) == 100 * len(shards)
+
+
+@pytest.mark.parametrize("copies", [2, 4, 6])
+def test_all_pairs_of_households_share_nearly_equally(copies):
+    """The thesis' size: 45,000 samples, 8 households of 2 workers."""
+    held = held_by_households(fs.HouseholdOverlap(8, fs.FineGrained(copies)), 45_000, 16, seed=3)
+    shared = [len(one & other) for one, other in itertools.combinations(held, 2)]
+    assert max(shared) - min(shared) <= 0.001 * 45_000 * copies / 8
+    expected = 45_000 * copies * (copies - 1) / (8 * 7)
+    assert np.mean(shared) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+def test_household_shards_are_the_coarse_form(shards):
+    one, other = fs.HouseholdShards(8, shards), fs.HouseholdOverlap(8, fs.Coarse(shards))
+    pairs = zip(one.assign(1003, 24, 1), other.assign(1003, 24, 1), strict=True)
+    assert all(np.array_equal(mine, yours) for mine, yours in pairs)
+
+
+def test_copies_between_households_and_inside_multiply():
+    both = fs.HouseholdOverlap(8, fs.MediumCoarse(2), inside=fs.FullOverlap())
+    assert both.copies_among(16) == 4
+    assert both.overlap_epochs(182, 16) == 46
+    only_between = fs.HouseholdOverlap(8, fs.FineGrained(4))
+    assert only_between.copies_among(16) == 4
+    assert only_between.overlap_epochs(182, 16) == 46
 
 
 def test_households_are_those_of_the_strategy():
@@ -204,7 +301,8 @@ SCHEMES_OF_MANY = [
     fs.MediumCoarse(4),
     fs.FineGrained(4),
     fs.HouseholdShards(64, 16),
-    fs.NeighbourhoodOverlap(4),
+    fs.HouseholdOverlap(64, fs.FineGrained(4)),
+    fs.NeighbourhoodOverlap(64, 4),
 ]
 
 
@@ -258,8 +356,24 @@ def test_a_million_samples_are_dealt_to_a_thousand_workers_in_little_memory(assi
             r"'inside' must be an assignment such as fs.Disjoint\(\)",
         ),
         (
-            lambda: fs.NeighbourhoodOverlap(3).assign(90, 8, 0),
-            r"'neighbourhoods' must divide the number of workers, 8",
+            lambda: fs.NeighbourhoodOverlap(8, 3),
+            r"'neighbourhoods' must divide the number of households, 8 \(got 3\)",
+        ),
+        (
+            lambda: fs.NeighbourhoodOverlap(3, 3).assign(90, 8, 0),
+            r"'households' must divide the number of workers, 8 \(got 3\)",
+        ),
+        (
+            lambda: fs.HouseholdOverlap(4, 2),
+            r"'between' must be an assignment such as fs.Disjoint\(\) \(got 2\)",
+        ),
+        (
+            lambda: fs.HouseholdOverlap(4, fs.MediumCoarse(5)),
+            r"'between' must fit 4 households as if they were workers: 'copies' must be at most",
+        ),
+        (
+            lambda: fs.HouseholdOverlap(4, fs.MediumCoarse(2)).assign(90, 6, 0),
+            r"'households' must divide the number of workers, 6 \(got 4\)",
         ),
         (
             lambda: find_assignment("fine"),

@@ -27,7 +27,8 @@ ASSIGNMENTS_OF_4 = [
     fs.MediumCoarse(3),
     fs.FineGrained(2),
     fs.HouseholdShards(2, 1),
-    fs.NeighbourhoodOverlap(2),
+    fs.HouseholdOverlap(2, fs.MediumCoarse(2)),
+    fs.NeighbourhoodOverlap(2, 2),
 ]
 SAMPLINGS = [
     fs.Sampling(),

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, lr_scheduler
 
 from flockstep.errors import InvalidField, UnknownName
+from flockstep.notation import read, written
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
 from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
@@ -26,6 +27,8 @@ from flockstep.schedules.schedules import (
     LinearScaling,
     Polynomial,
     Product,
+    Schedule,
+    SlowStart,
     StepDecay,
     Warmup,
     find_schedule,
@@ -188,6 +191,7 @@ def test_names_lead_to_schedules():
         Warmup,
         LinearScaling,
         StepDecay,
+        SlowStart,
         Polynomial,
         Cosine,
         FinalCollapse,
@@ -197,7 +201,7 @@ def test_names_lead_to_schedules():
         find_schedule("sine")
     assert str(caught.value) == (
         "unknown schedule 'sine'; did you mean 'cosine'? known: constant, cosine, final_collapse, "
-        "linear_scaling, polynomial, step_decay, warmup"
+        "linear_scaling, polynomial, slow_start, step_decay, warmup"
     )
 
 
@@ -287,3 +291,109 @@ def test_a_two_stage_optimizer_goes_on_with_the_second_ones_own_base_rate():
     Polynomial().apply(optimizer, Progress(20, T, 1.0))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
     assert optimizer.active.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+# ---- Marks in steps and epochs
+
+
+def at_step(schedule, step, total=None, epoch=0.0):
+    return schedule.factor(Progress(step, total, epoch))
+
+
+def test_the_rate_falls_after_32_000_and_48_000_steps_of_64_064():
+    """The thesis' schedule, which fractions of all steps miss by 32 and 48 steps."""
+    absolute = StepDecay(("32000 steps", "48000 steps"))
+    factors = [at_step(absolute, step, 64_064) for step in (31_999, 32_000, 47_999, 48_000)]
+    assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
+    by_fractions = StepDecay((0.5, 0.75))
+    assert [at_step(by_fractions, step, 64_064) for step in (32_031, 32_032, 48_048)] == (
+        pytest.approx([1, 0.1, 0.01])
+    )
+
+
+def test_marks_in_epochs_go_by_epochs():
+    schedule = StepDecay(("2 epochs", "3 epochs"), gamma=0.5)
+    assert [at_step(schedule, 99, None, epoch) for epoch in (0, 1.99, 2.0, 2.5, 3)] == [
+        1,
+        1,
+        0.5,
+        0.5,
+        0.25,
+    ]
+
+
+def test_a_number_alone_is_one_of_steps_as_in_intervals():
+    assert StepDecay((32_000, 48_000)) == StepDecay(("32000 steps", "48000 steps"))
+    assert StepDecay(("1 epochs",)) == StepDecay((" 1  epoch",))
+    assert StepDecay((1,)) != StepDecay(("1 epoch",))
+
+
+@pytest.mark.parametrize(
+    ("at", "needs"),
+    [((0.5,), True), ((32_000,), False), (("145 epochs",), False), ((0.5, 0.75), True)],
+)
+def test_only_fractions_need_the_length_of_the_training(at, needs):
+    assert StepDecay(at).needs_length is needs
+    assert (StepDecay(at) * Constant()).needs_length is needs
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        (0.5, "3 steps"),
+        ("3 steps", "4 epochs"),
+        (4, 3),
+        ("4 epochs", "4 epochs"),
+        ("5 min",),
+        (1.5,),
+        (0,),
+        (True,),
+        ("soon",),
+        5,
+        "145 epochs",
+    ],
+)
+def test_marks_are_of_one_kind_and_increase(at):
+    with pytest.raises(InvalidField, match=r"^'at' must be a tuple of increasing fractions above"):
+        StepDecay(at)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        (StepDecay((32_000, 48_000)), "step_decay(at=('32000 steps', '48000 steps'))"),
+        (StepDecay(("145 epochs",)), "step_decay(at=('145 epochs',))"),
+    ],
+)
+def test_marks_are_written_with_their_units(schedule, text):
+    assert written(schedule) == text
+    assert read(Schedule, text) == schedule
+    assert read(Schedule, "step_decay(at=[32000, 48000])") == StepDecay((32_000, 48_000))
+
+
+# ---- Slow start
+
+
+def test_slow_start_is_that_of_the_paper():
+    factors = [at_step(SlowStart(), 0, None, epoch) for epoch in (0, 39.9, 40, 69.9, 70, 85, 90)]
+    assert factors == [0.5, 0.5, 0.075, 0.075, 0.01, 0.001, 0.001]
+    assert sum(SlowStart().epochs) == 90
+    assert not SlowStart().needs_length
+
+
+# ---- Repeated collapses
+
+
+def test_one_cycle_is_the_final_collapse():
+    for step in range(101):
+        left = 1 - step / 100
+        expected = left if left >= 1 - 0.7 else (1 - 0.7) * (left / (1 - 0.7)) ** 2
+        assert at_step(FinalCollapse(0.7), step, 100) == expected
+
+
+def test_every_cycle_collapses_from_where_the_line_has_come_to():
+    schedule = FinalCollapse(at=0.5, power=2, cycles=2)
+    factors = [at_step(schedule, step, 80) for step in (0, 40, 50, 59, 60, 70, 80)]
+    assert factors == pytest.approx([1, 0.5, 0.125, 0.5 / 400, 0.5, 0.125, 0])
+    assert schedule.ends == (0.75, 1.0)
+    assert FinalCollapse().ends == (1.0,)

@@ -8,6 +8,7 @@ import flockstep as fs
 
 INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (fs.SyncSGD, {"all_reduce": "star"}, "'all_reduce' must be 'flat', 'ring', 'tree', "),
+    (fs.SyncSGD, {"all_reduce": "hybrid:2:many"}, "(got 'hybrid:2:many')"),
     (fs.SyncSGD, {"all_reduce": "torus:0x4"}, "(got 'torus:0x4')"),
     (
         fs.SyncSGD,

@@ -91,6 +91,12 @@ TABLE = [
         lambda z: z.t * (8 * z.p + 2 * (z.p // 8 // 2 * 8)) + z.ring(z.b),
         loses=STOPS,
     ),
+    # All here is small: as hierarchical.
+    Row(
+        fs.SyncSGD("hybrid"),
+        lambda z: z.t * (8 * z.p + 2 * (z.p // 8 // 2 * 8)) + z.ring(z.b),
+        loses=STOPS,
+    ),
     Row(fs.SyncSGD(codec=fs.Float16()), lambda z: z.t * z.ring(z.p // 4) + z.ring(z.b)),
     Row(fs.SyncSGD(codec=fs.OneBit()), _wire(lambda z: fs.OneBit().nbytes(z.p // 8))),
     Row(fs.SyncSGD(codec=fs.TopK(0.1)), _wire(lambda z: fs.TopK(0.1).nbytes(z.p // 8, 8))),

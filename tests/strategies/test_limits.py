@@ -123,7 +123,17 @@ def test_elastic_averaging_without_momentum_is_easgd():
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ring", "tree", "hierarchical", "hierarchical:4", "torus", "torus:4x1"]
+    "algorithm",
+    [
+        "ring",
+        "tree",
+        "hierarchical",
+        "hierarchical:4",
+        "torus",
+        "torus:4x1",
+        "hybrid",
+        "hybrid:2:0",
+    ],
 )
 def test_every_all_reduce_algorithm_is_the_flat_one(algorithm):
     assert_same(distributed(fs.SyncSGD(algorithm)), distributed(fs.SyncSGD()), CLOSE)

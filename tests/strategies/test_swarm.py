@@ -256,6 +256,10 @@ def test_a_share_of_an_unknown_number_of_steps_is_refused():
             r"'all_reduce' must have groups that divide the workers, 4 \(got 'hier",
         ),
         (
+            fs.SyncSGD("hybrid:3"),
+            r"'all_reduce' must have groups that divide the workers, 4 \(got 'hier",
+        ),
+        (
             fs.SyncSGD("torus:3x2"),
             r"'all_reduce' must have X·Y = 4, the workers \(got 'torus:3x2'\)",
         ),
@@ -276,6 +280,8 @@ def test_what_must_divide_the_workers_says_so(strategy, message):
         ("tree", 5, 2 * 3 - 1),  # the fifth has nobody below it and sends at once
         ("hierarchical:4", 12, 4 * 3 + 2 * 2),
         ("hierarchical", 9, 4 * 2 + 2 * 2),
+        ("hybrid:4", 12, 4 * 3 + 2 * 2),  # a small tensor: hierarchical
+        ("hybrid:4:8", 12, 2 * 11),  # a large one: ring
         ("torus:4x3", 12, 2 * 3 + 2 * 2),
         ("torus", 16, 2 * 3 + 2 * 3),
     ],

@@ -38,7 +38,7 @@ EVERY_CLASS = [(kind, name) for kind, names in REGISTERED.items() for name in na
 
 # Fields that take some texts, or whose values must fit others, for which types say too little.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "sync_sgd.all_reduce": st.sampled_from(["flat", "ring", "tree", "torus:2x4", "hierarchical:2"]),
+    "sync_sgd.all_reduce": st.sampled_from(["flat", "ring", "tree", "torus:2x4", "hybrid:2:99"]),
     "local_sgd.momentum": st.sampled_from(["keep", "reset", "average"]),
     "households.momentum": st.sampled_from(["keep", "reset", "average"]),
     "nosync.score": st.sampled_from(["loss", "accuracy"]),
@@ -70,9 +70,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "sampling.order": st.sampled_from(ORDERS),
     "sampling.shuffle": st.sampled_from(SHUFFLES),
     "muon.adjust_lr_fn": st.sampled_from([None, "original", "match_rms_adamw"]),
+    "slow_start.epochs": st.tuples(*[st.floats(0.1, 99)] * 4),
+    "slow_start.factors": st.tuples(*[st.floats(0, 1)] * 4),
     "network.household_size": st.integers(1, 64),
     "link.household_size": st.integers(1, 64),
+    "network.neighbourhood_size": st.integers(1, 8),  # in households
+    "link.neighbourhood_size": st.integers(1, 8),
 }
+STEPS = st.lists(st.integers(1, 10**6), max_size=3, unique=True).map(sorted)
 MARKS = st.lists(st.floats(0.001, 0.999), max_size=4, unique=True).map(lambda at: tuple(sorted(at)))
 
 # Whole numbers in fields of floats, too: a field's type makes them floats.
@@ -85,6 +90,9 @@ def values_of(field: str, hint: Any) -> st.SearchStrategy[Any]:
     """What a field of that type may hold."""
     if field in VALUES:
         return VALUES[field]
+    if field == "step_decay.at":
+        in_epochs = STEPS.map(lambda at: tuple(f"{mark} epochs" for mark in at))
+        return MARKS | STEPS.map(tuple) | in_epochs
     if field.endswith(".at") and hint == tuple[float, ...]:
         return MARKS
     kind = _kind_in(hint)
@@ -104,6 +112,8 @@ def _plain(field: str, hint: Any) -> st.SearchStrategy[Any]:
     if hint in simple:
         return simple[hint]
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(inside)
     if origin is tuple:
         return st.tuples(*[values_of(field, each) for each in inside])
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -121,16 +131,26 @@ def specs_of(draw: st.DrawFn, kind: type, name: str) -> Any:
     for field, hint in form.hints.items():
         if form.defaults[field] is NEEDED or draw(st.booleans()):
             values[field] = draw(values_of(f"{name}.{field}", hint))
-    if kind in (fs.Network, fs.Link) and "inside" in values:
-        values["household_size"] = draw(VALUES["network.household_size"])
-        if values["inside"] is None:
-            del values["inside"], values["household_size"]
-    else:
-        values.pop("household_size", None)
+    if kind in (fs.Network, fs.Link):
+        _fit_tiers(draw, values)
     try:
         return form.make(**values)
     except InvalidField:
         return reject()
+
+
+def _fit_tiers(draw: st.DrawFn, values: dict[str, Any]) -> None:
+    """A link inside households has their size with it, and so has one in neighbourhoods."""
+    sizes = {name: values.pop(name, None) for name in ("household_size", "neighbourhood_size")}
+    if values.get("inside") is None:
+        values.pop("inside", None)
+        values.pop("nearby", None)
+        return
+    household = sizes["household_size"] or draw(VALUES["network.household_size"])
+    values["household_size"] = household
+    if values.get("nearby") is not None:
+        count = sizes["neighbourhood_size"] or draw(VALUES["network.neighbourhood_size"])
+        values["neighbourhood_size"] = household * count
 
 
 def schedules() -> st.SearchStrategy[fs.Schedule]:
@@ -155,8 +175,10 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
         "target": draw(st.none() | FLOATS),
         "batch_size": draw(st.none() | st.integers(1, 99) | any_of(BatchRule)),
         "schedule": draw(st.none() | any_of(fs.Schedule)),
+        "weight_decay_schedule": draw(st.none() | any_of(fs.Schedule)),
         "assignment": draw(st.none() | any_of(fs.Assignment)),
         "sampling": draw(st.none() | any_of(fs.Sampling)),
+        "drop_last": draw(st.booleans()),
         "validation": draw(st.none() | st.floats(0.01, 0.99)),
         "seed": draw(st.integers(0, 2**63 - 1)),
         "measure": draw(st.lists(st.sampled_from(MEASURES))),

@@ -54,7 +54,10 @@ FLAGS = {
     "lr": "The learning rate.  [default: the optimizer's]",
     "optimizer": "Such as adam or sgd(momentum=0.9).  [default: the task's]",
     "schedule": "Of the learning rate.  [default: the task's]",
+    "weight_decay_schedule": "Of the optimizer's weight decay.  [default: none]",
+    "batch_norm_group": "Neighbours in rank that normalise batches together.  [default: none]",
     "assignment": "Which worker sees which samples.  [default: disjoint]",
+    "drop_last": "Leave out the last, smaller batch of each pass over the data.",
     "validation": "The share of the training data that looks are scored on.  [default: the task's]",
     "network": "The simulator's links: a preset, latency=20ms,bandwidth=100Mbit/s, or network(…).  "
     "[default: lan-1g]",
@@ -81,8 +84,12 @@ HINTS = typing.get_type_hints(RunSpec)
 def _spec_flags(command: Callable[..., None]) -> Callable[..., None]:
     """All flags that say a part of the spec. Their texts are read as the fields' types say."""
     for name, text in reversed((FLAGS | SAMPLING_FLAGS).items()):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, metavar=name.upper(), help=text)(command)
+        flag = name.replace("_", "-")
+        if HINTS.get(name) is bool:
+            option = click.option(f"--{flag}/--no-{flag}", default=None, help=text)
+        else:
+            option = click.option(f"--{flag}", metavar=name.upper(), help=text)
+        command = option(command)
     return command
 
 
@@ -157,7 +164,7 @@ def run(
     resumed: Path | None,
     out: Path | None,
     for_machines: bool,
-    **flags: str | None,
+    **flags: str | bool | None,
 ) -> None:
     """Train TASK with STRATEGY, or what SPEC.toml says, and print what came of it.
 
@@ -176,7 +183,7 @@ def run(
     """
     if "" not in sys.path:  # for a task of one's own in this folder, as `python -m` would find it
         sys.path.insert(0, "")
-    given = {name: text for name, text in flags.items() if text is not None}
+    given = {name: str(value) for name, value in flags.items() if value is not None}
     if resumed is not None:
         _require_alone(task, strategy, settings, slow, checkpoint, every, keep, given)
         spec = saved_spec(resumed)

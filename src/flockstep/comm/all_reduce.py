@@ -15,7 +15,13 @@ simulator, the seconds show it.
     torus                   X×Y: reduce-scatter along rows, ring along columns, all-gather along
                             rows: 2(X−1) + 2(Y−1) messages (Mikami et al. 2018)
 
-`hierarchical:G` and `torus:XxY` say the form; by default it is as near to a square as w allows.
+    hybrid                  hierarchical for tensors below a threshold, whose time is that of the
+                            messages, and ring for larger ones, whose time is that of the bytes
+                            (Jia et al. 2018)
+
+`hierarchical:G`, `hybrid:G` and `torus:XxY` say the form; by default it is as near to a square as w
+allows. `hybrid:G:BYTES` says the threshold, too, by default 1 MiB: where the two take equally long
+depends on the network, and is for measurements to say.
 """
 
 from __future__ import annotations
@@ -31,7 +37,11 @@ from flockstep.comm.contract import Comm
 from flockstep.errors import WorkerLost
 from flockstep.fields import require
 
-FORM = re.compile(r"flat|ring|tree|hierarchical(:[1-9]\d*)?|torus(:[1-9]\d*x[1-9]\d*)?")
+SMALL_BYTES = 1 << 20  # what a hybrid takes for small by default
+FORM = re.compile(
+    r"flat|ring|tree|hierarchical(:[1-9]\d*)?|torus(:[1-9]\d*x[1-9]\d*)?"
+    r"|hybrid(:[1-9]\d*(:\d+)?)?"
+)
 
 Average = Callable[[Tensor], None]
 """Replaces a flat tensor on every worker by the mean over the workers."""
@@ -39,7 +49,10 @@ Average = Callable[[Tensor], None]
 
 def require_algorithm(field: str, algorithm: object) -> None:
     known = isinstance(algorithm, str) and FORM.fullmatch(algorithm) is not None
-    rule = "be 'flat', 'ring', 'tree', 'hierarchical' or 'hierarchical:G', 'torus' or 'torus:XxY'"
+    rule = (
+        "be 'flat', 'ring', 'tree', 'hierarchical' or 'hierarchical:G', 'torus' or 'torus:XxY', "
+        "'hybrid', 'hybrid:G' or 'hybrid:G:BYTES'"
+    )
     require(known, field, rule, algorithm)
 
 
@@ -48,6 +61,12 @@ def averager(comm: Comm, algorithm: str) -> Average:
     name, _, form = algorithm.partition(":")
     if name == "flat":
         return lambda tensor: _ignore(comm.all_reduce(tensor, op="mean"))
+    if name == "hybrid":
+        groups, _, threshold = form.partition(":")
+        below = averager(comm, f"hierarchical:{groups}" if groups else "hierarchical")
+        above = averager(comm, "ring")
+        limit = int(threshold or SMALL_BYTES)
+        return lambda tensor: (below if tensor.nbytes < limit else above)(tensor)
     if name == "hierarchical":
         size = int(form or _divisor(comm.size))
         require(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flockstep.data.balanced_blocks import balanced_blocks
+from flockstep.errors import InvalidField
 from flockstep.fields import known_spelling, require, require_integer
 from flockstep.randomness import Purpose, numpy_stream, require_seed
 
@@ -183,14 +184,49 @@ class FineGrained(WithCopies):
         return [part(rank) for rank in range(workers)]
 
 
+class ByHouseholds(Assignment):
+    """What schemes have in common that deal samples to households as if these were workers, and
+    then inside each household.
+
+    Households are workers of consecutive ranks, as in `fs.Households`. Those that hold the same
+    samples divide them in different ways, and each worker draws in an order of its own. Sizes
+    differ by at most one with `Disjoint` or `FullOverlap` inside, by at most two with others.
+    """
+
+    households: int
+    inside: Assignment
+
+    @property
+    @abstractmethod
+    def _between(self) -> Assignment:
+        """How samples are dealt to households."""
+
+    def copies_among(self, workers: int) -> int:
+        size = self._household_size(workers)
+        return self._between.copies_among(self.households) * self.inside.copies_among(size)
+
+    def _household_size(self, workers: int) -> int:
+        divides = workers % self.households == 0
+        require(divides, "households", f"divide the number of workers, {workers}", self.households)
+        return workers // self.households
+
+    def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
+        size = self._household_size(workers)
+        parts: list[Indices] = []
+        for held in self._between._assign(samples, self.households, random):
+            within = self.inside._assign(len(held), size, random)
+            # Workers that share an array still do.
+            chosen = {id(places): held[places] for places in within}
+            parts += [chosen[id(places)] for places in within]
+        return parts
+
+
 @dataclass(frozen=True)
-class HouseholdShards(Assignment):
+class HouseholdShards(ByHouseholds):
     """Household h gets household shard h mod S, and divides it among its workers: C = H/S · (copies
     inside).
 
-    Households are workers of consecutive ranks, as in `fs.Households`. Those with the same shard
-    divide it in different ways, and each worker draws in an order of its own. Sizes differ by at
-    most one with `Disjoint` or `FullOverlap` inside, by at most two with others.
+    It is `HouseholdOverlap` with `Coarse(S)` between households.
 
     Fields:
         households: H, dividing the number of workers.
@@ -206,68 +242,85 @@ class HouseholdShards(Assignment):
     def __post_init__(self) -> None:
         require_integer("households", self.households, 1)
         require_integer("shards", self.shards, 1)
-        divides = self.households % self.shards == 0
-        require(
-            divides, "shards", f"divide the number of households, {self.households}", self.shards
-        )
-        require(
-            isinstance(self.inside, Assignment),
-            "inside",
-            "be an assignment such as fs.Disjoint()",
-            self.inside,
-        )
+        _require_divides_households("shards", self.shards, self.households)
+        _require_assignment("inside", self.inside)
 
-    def copies_among(self, workers: int) -> int:
-        return (
-            self.households // self.shards * self.inside.copies_among(self._household_size(workers))
-        )
-
-    def _household_size(self, workers: int) -> int:
-        divides = workers % self.households == 0
-        require(divides, "households", f"divide the number of workers, {workers}", self.households)
-        return workers // self.households
-
-    def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
-        shards = _cut(random.permutation(samples), self.shards)
-        size = self._household_size(workers)
-        parts: list[Indices] = []
-        for household in range(self.households):
-            shard = shards[household % self.shards]
-            within = self.inside._assign(len(shard), size, random)
-            # Workers that share an array still do.
-            chosen = {id(places): shard[places] for places in within}
-            parts += [chosen[id(places)] for places in within]
-        return parts
+    @property
+    def _between(self) -> Assignment:
+        return Coarse(self.shards)
 
 
 @dataclass(frozen=True)
-class NeighbourhoodOverlap(Assignment):
-    """Disjoint within a neighbourhood, full overlap between neighbourhoods: C = their number.
+class HouseholdOverlap(ByHouseholds):
+    """Households share samples as workers do under any other scheme, and divide what they hold
+    among their workers: C = (copies between households) · (copies inside).
 
-    Neighbourhoods are workers of consecutive ranks, as in `fs.Households`.
+    With `MediumCoarse(C)` between them household h gets household shards h, h+1, … h+C−1 (mod H);
+    with `FineGrained(C)` all pairs of households share nearly equally many samples.
 
     Fields:
-        neighbourhoods: dividing the number of workers.
+        households: H, dividing the number of workers.
+        between: how samples are dealt to households.
+        inside: how a household divides what it holds.
+    """
+
+    name: ClassVar[str] = "household_overlap"
+    households: int
+    between: Assignment
+    inside: Assignment = Disjoint()
+
+    def __post_init__(self) -> None:
+        require_integer("households", self.households, 1)
+        _require_assignment("between", self.between)
+        _require_assignment("inside", self.inside)
+        try:
+            self.between.copies_among(self.households)
+        except InvalidField as error:
+            raise InvalidField(
+                f"'between' must fit {self.households} households as if they were workers: {error}"
+            ) from error
+
+    @property
+    def _between(self) -> Assignment:
+        return self.between
+
+
+@dataclass(frozen=True)
+class NeighbourhoodOverlap(ByHouseholds):
+    """Every neighbourhood holds each household shard once: C = the number of neighbourhoods.
+
+    Households of a neighbourhood share nothing, and each shares all that it holds with its match in
+    every other neighbourhood. Neighbourhoods are households in a row, as in `fs.Households`; so it
+    is `HouseholdShards(H, shards=H/neighbourhoods)`.
+
+    Fields:
+        households: H, dividing the number of workers.
+        neighbourhoods: dividing the number of households.
     """
 
     name: ClassVar[str] = "neighbourhood_overlap"
+    households: int
     neighbourhoods: int
+    inside: ClassVar[Assignment] = Disjoint()  # type: ignore[misc]
 
     def __post_init__(self) -> None:
+        require_integer("households", self.households, 1)
         require_integer("neighbourhoods", self.neighbourhoods, 1)
+        _require_divides_households("neighbourhoods", self.neighbourhoods, self.households)
 
-    def copies_among(self, workers: int) -> int:
-        divides = workers % self.neighbourhoods == 0
-        require(
-            divides,
-            "neighbourhoods",
-            f"divide the number of workers, {workers}",
-            self.neighbourhoods,
-        )
-        return self.neighbourhoods
+    @property
+    def _between(self) -> Assignment:
+        return Coarse(self.households // self.neighbourhoods)
 
-    def _assign(self, samples: int, workers: int, random: np.random.Generator) -> list[Indices]:
-        return HouseholdShards(self.neighbourhoods, shards=1)._assign(samples, workers, random)
+
+def _require_divides_households(field: str, value: int, households: int) -> None:
+    rule = f"divide the number of households, {households}"
+    require(households % value == 0, field, rule, value)
+
+
+def _require_assignment(field: str, value: object) -> None:
+    rule = "be an assignment such as fs.Disjoint()"
+    require(isinstance(value, Assignment), field, rule, value)
 
 
 def _borders(samples: int, parts: int) -> list[int]:
@@ -288,6 +341,7 @@ ASSIGNMENTS: dict[str, type[Assignment]] = {
         MediumCoarse,
         FineGrained,
         HouseholdShards,
+        HouseholdOverlap,
         NeighbourhoodOverlap,
     )
 }

@@ -52,9 +52,11 @@ class BatchGrowth(BatchRule):
                 self.maximum,
             )
 
-    def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
+    def timetable(
+        self, held: tuple[int, ...], samples: int, passes: int, drop_last: bool
+    ) -> Timetable:
         require_within("initial", self.initial, samples)
-        return Growing(held, samples, passes, self.size_at)
+        return Growing(held, samples, passes, self.size_at, drop_last)
 
     def size_at(self, fraction: float) -> int:
         """The batch of one worker when `fraction` of all samples has been processed."""

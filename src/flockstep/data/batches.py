@@ -27,7 +27,7 @@ from flockstep.data.sources import (
 )
 from flockstep.data.timetable import BatchRule, BatchSize, Timetable, timetable
 from flockstep.errors import InvalidField
-from flockstep.fields import require, require_integer
+from flockstep.fields import require, require_flag, require_integer
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class StreamPlan:
     workers: int
     rank: int
     collate: Collate = default_collate
+    drop_last: bool = False
     timetable: None = None  # nobody knows how long a stream is
 
     def batches(self, resume_at: int, first_pass: int) -> Iterator[Batch]:
@@ -142,14 +143,19 @@ class StreamPlan:
             held: tuple[Any, int] | None = None
             # One batch is held back: only the stream's end tells which was the last.
             for batch in stream_batches(
-                self.dataset, self.batch_size, self.workers, self.rank, self.collate
+                self.dataset,
+                self.batch_size,
+                self.workers,
+                self.rank,
+                self.collate,
+                self.drop_last,
             ):
                 if held is not None:
                     yield Batch(*held, relative_size=1, weight=1, ends_epoch=False, ends_pass=False)
                 held = batch
-            require(
-                held is not None, "dataset", "give at least one sample in every pass", self.dataset
-            )
+            least = "one batch of every worker" if self.drop_last else "one sample"
+            rule = f"give at least {least} in every pass"
+            require(held is not None, "dataset", rule, self.dataset)
             if held is not None:
                 yield Batch(*held, relative_size=1, weight=1, ends_epoch=True, ends_pass=True)
 
@@ -173,15 +179,19 @@ def plan_batches(
     workers: int,
     rank: int,
     seed: int,
+    drop_last: bool = False,
 ) -> Plan | StreamPlan:
-    """The part of `rank`. `epochs` are passes of each worker over its own samples. A DataLoader
-    has a batch size of its own.
+    """The part of `rank`. `epochs` are passes of each worker over its own samples, without the
+    last, smaller batch of each with `drop_last`. A DataLoader has a batch size of its own.
     """
     loader = None
+    require_flag("drop_last", drop_last)
     if isinstance(dataset, DataLoader):
         rule = "be left out with a DataLoader, which has its own"
         require(batch_size is None, "batch_size", rule, batch_size)
+        require(not drop_last, "drop_last", rule, drop_last)
         loader = LoaderSettings(dataset)
+        drop_last = loader.drops_last
         dataset, batch_size = dataset.dataset, dataset.batch_size
     if batch_size is None:
         raise InvalidField("'batch_size' must be given")
@@ -218,14 +228,11 @@ def plan_batches(
         size = int(batch_size)  # type: ignore[arg-type]
         share = (1, 0) if whole else (workers, rank)
         collate = default_collate if loader is None else loader.collate
-        return StreamPlan(dataset, size, epochs, *share, collate)
+        return StreamPlan(dataset, size, epochs, *share, collate, drop_last)
     if not isinstance(batch_size, BatchRule):
         require_integer("batch_size", batch_size, 1)
     source = source_of(dataset) if loader is None else loader.source()
     sampling = sampling or (Sampling() if loader is None else loader.sampling)
     parts = sampling.parts(assignment, source.samples, workers, seed, epoch=0)
-    held, samples = tuple(map(len, parts)), source.samples
-    if loader is not None and loader.drops_last:
-        held, samples = loader.without_last(held, samples)
-    table = timetable(held, samples, epochs, batch_size)
+    table = timetable(tuple(map(len, parts)), source.samples, epochs, batch_size, drop_last)
     return Plan(source, assignment, sampling, table, workers, rank, seed, loader)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flockstep.data.timetable import BatchRule, Dealt, Steady, Timetable, require_within
+from flockstep.data.timetable import (
+    BatchRule,
+    Dealt,
+    Steady,
+    Timetable,
+    require_within,
+)
 from flockstep.fields import require, require_integer
 
 
@@ -17,7 +23,8 @@ class GlobalBatch(BatchRule):
         g_r ← g_r · b_r·M/G
 
     Where the batches of a step differ in size, each worker's gradient is weighted with its own, so
-    that their mean is that of all G samples. At the end of a pass over the data there may be fewer.
+    that their mean is that of all G samples. At the end of a pass over the data there may be fewer,
+    unless the last batch is dropped.
 
     Fields:
         size: G. At least the number of workers.
@@ -32,9 +39,14 @@ class GlobalBatch(BatchRule):
     def __post_init__(self) -> None:
         require_integer("size", self.size, 1)
 
-    def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
+    def timetable(
+        self, held: tuple[int, ...], samples: int, passes: int, drop_last: bool
+    ) -> Timetable:
         rule = f"be at least the number of workers, {len(held)}"
         require(self.size >= len(held), "global_batch", rule, self.size)
         require_within("global_batch", self.size, samples)
         kind = Dealt if self.size % len(held) else Steady
-        return kind(held, samples, passes, self.size)
+        table = kind(held, samples, passes, self.size, drop_last)
+        rule = f"leave every worker its share with drop_last=True: they hold {min(held)} and more"
+        require(table.steps > 0, "global_batch", rule, self.size)
+        return table

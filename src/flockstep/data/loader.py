@@ -73,14 +73,6 @@ class LoaderSettings:
     def drops_last(self) -> bool:
         return self.loader.drop_last
 
-    def without_last(self, held: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], int]:
-        """What each worker takes in a pass, of so many in all, if it takes whole batches only."""
-        size = self.loader.batch_size or 1
-        taken = min(held) // size * size
-        rule = f"be at most the samples of a worker, {min(held)}, where the last is dropped"
-        require(taken > 0, "batch_size", rule, size)
-        return (taken,) * len(held), round(samples * taken * len(held) / sum(held))
-
     def source(self) -> Source:
         return loader_source(self.loader.dataset, self.collate)
 

@@ -79,15 +79,22 @@ def samples_of(dataset: Any, collate: Collate) -> Source:
 
 
 def stream_batches(
-    dataset: Any, batch_size: int, workers: int, rank: int, collate: Collate = default_collate
+    dataset: Any,
+    batch_size: int,
+    workers: int,
+    rank: int,
+    collate: Collate = default_collate,
+    drop_last: bool = False,
 ) -> Iterator[tuple[Any, int]]:
     """The batches of one worker out of a stream, of which every worker takes each `workers`-th
     sample.
 
     All workers get the same number of batches: where the end of the stream has none left for a
-    worker, it sees another's sample again."""
+    worker, it sees another's sample again, unless the last batches are dropped."""
     stream = iter(dataset)
     while block := list(islice(stream, batch_size * workers)):
+        if drop_last and len(block) < batch_size * workers:
+            return
         own = block[rank::workers] or block[:1]
         yield collate(own), len(own)
 

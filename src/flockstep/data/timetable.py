@@ -22,8 +22,12 @@ class BatchRule(ABC):
     """
 
     @abstractmethod
-    def timetable(self, held: tuple[int, ...], samples: int, passes: int) -> Timetable:
-        """For workers of which each holds so many samples, of `samples` in all."""
+    def timetable(
+        self, held: tuple[int, ...], samples: int, passes: int, drop_last: bool
+    ) -> Timetable:
+        """For workers of which each holds so many samples, of `samples` in all. With `drop_last` a
+        pass ends before its first batch for which somebody has too few.
+        """
 
 
 BatchSize = int | BatchRule
@@ -34,7 +38,8 @@ class Timetable(ABC):
     """Passes of each worker over its own samples, in steps, and where epochs end meanwhile.
 
     An epoch ends when all workers together have gone over the data once more: with B samples a step
-    on each of M workers every ⌈N/(B·M)⌉ steps, whatever the overlap; and with the last step."""
+    on each of M workers every ⌈N/(B·M)⌉ steps, whatever the overlap; and with the last step. Where
+    the last, smaller batches of passes are dropped, what they leave out counts as gone over."""
 
     passes: int
     steps: int
@@ -70,12 +75,14 @@ class Regular(Timetable):
         held: how many samples each rank holds.
         samples: in all.
         together: a step.
+        drop_last: whether a pass ends before the first step that would find fewer.
     """
 
     held: tuple[int, ...]
     samples: int
     passes: int
     together: int
+    drop_last: bool = False
 
     @functools.cached_property
     def first_size(self) -> float:  # type: ignore[override]
@@ -83,12 +90,23 @@ class Regular(Timetable):
 
     @functools.cached_property
     def _interval(self) -> int:
+        if self.drop_last:  # a pass is sum(held)/samples epochs
+            return -(-self._steps_of_pass * self.samples // sum(self.held))
         return -(-self.samples // self.together)
 
     @functools.cached_property
     def _steps_of_pass(self) -> int:
+        return self._whole_steps if self.drop_last else self._all_steps
+
+    @functools.cached_property
+    def _all_steps(self) -> int:
         """Until the last rank has taken all that it holds."""
         return -(-max(self.held) * len(self.held) // self.together)
+
+    @functools.cached_property
+    def _whole_steps(self) -> int:
+        """In which every rank finds as many samples as it should."""
+        return min(self.held) * len(self.held) // self.together
 
     @functools.cached_property
     def steps(self) -> int:  # type: ignore[override]
@@ -117,7 +135,7 @@ class Steady(Regular):
     @functools.cached_property
     def _cuts(self) -> Cuts:
         size = self.together // len(self.held)
-        starts = range(0, max(self.held), size)
+        starts = range(0, self._steps_of_pass * size, size)
         return starts, [size] * len(starts)
 
     def cuts(self, number: int, rank: int) -> Cuts:
@@ -147,7 +165,7 @@ class Dealt(Regular):
         return (step * self.together + workers - 1 - self._places[rank]) // workers
 
     @functools.cached_property
-    def _steps_of_pass(self) -> int:
+    def _all_steps(self) -> int:
         pairs = zip(self.held, self._places, strict=True)
         needed = (len(self.held) * (held - 1) + place + 1 for held, place in pairs)
         return -(-max(needed) // self.together)
@@ -164,7 +182,6 @@ class Dealt(Regular):
 
     @functools.cached_property
     def _whole_steps(self) -> int:
-        """Steps of a pass in which every rank finds as many samples as it should."""
         pairs = zip(self.held, self._places, strict=True)
         return min((len(self.held) * held + place) // self.together for held, place in pairs)
 
@@ -185,13 +202,26 @@ class Growing(Timetable):
         samples: int,
         passes: int,
         size_at: Callable[[float], int],
+        drop_last: bool = False,
     ) -> None:
         self.passes = passes
         self._cuts = [_grown(max(held), number, passes, size_at) for number in range(passes)]
+        if drop_last:
+            self._cuts = [_whole(*cuts, min(held)) for cuts in self._cuts]
         sizes = [size for _, lengths in self._cuts for size in lengths]
         self.first_size = sizes[0]
         self.steps = len(sizes)
-        self._ends = _epoch_ends(np.cumsum(sizes) * len(held), samples)
+
+        processed = np.cumsum(sizes) * len(held)
+        if drop_last:  # what is left out of a pass counts with its last step
+            before = np.repeat(np.arange(passes), [len(lengths) for _, lengths in self._cuts])
+            places = [
+                start + size for cuts in self._cuts for start, size in zip(*cuts, strict=True)
+            ]
+            processed = before * sum(held) + np.asarray(places) * len(held)
+            last_steps = np.cumsum([len(lengths) for _, lengths in self._cuts]) - 1
+            processed[last_steps] = np.arange(1, passes + 1) * sum(held)
+        self._ends = _epoch_ends(processed, samples)
         self.epochs = len(self._ends)
 
     def cuts(self, number: int, rank: int) -> Cuts:
@@ -217,15 +247,29 @@ def require_within(field: str, size: int, samples: int) -> None:
     require(size <= samples, field, f"be at most the number of samples, {samples}", size)
 
 
+def require_whole(field: str, size: int, samples: int) -> None:
+    """A batch that is not dropped in every pass: each worker has samples for it."""
+    rule = f"be at most the samples of a worker, {samples}, with drop_last=True"
+    require(size <= samples, field, rule, size)
+
+
 @functools.lru_cache(maxsize=8)  # a thousand simulated workers ask for the same
-def timetable(held: tuple[int, ...], samples: int, passes: int, batch_size: BatchSize) -> Timetable:
+def timetable(
+    held: tuple[int, ...],
+    samples: int,
+    passes: int,
+    batch_size: BatchSize,
+    drop_last: bool = False,
+) -> Timetable:
     """The timetable of `passes` passes over the samples that each worker holds, of `samples` in
     all.
     """
     if isinstance(batch_size, int):
         require_within("batch_size", batch_size, samples)
-        return Steady(held, samples, passes, batch_size * len(held))
-    return batch_size.timetable(held, samples, passes)
+        if drop_last:
+            require_whole("batch_size", batch_size, min(held))
+        return Steady(held, samples, passes, batch_size * len(held), drop_last)
+    return batch_size.timetable(held, samples, passes, drop_last)
 
 
 def _grown(longest: int, number: int, passes: int, size_at: Callable[[float], int]) -> Cuts:
@@ -237,6 +281,13 @@ def _grown(longest: int, number: int, passes: int, size_at: Callable[[float], in
         sizes.append(size_at((number + position / longest) / passes))
         position += sizes[-1]
     return starts, sizes
+
+
+def _whole(starts: Sequence[int], sizes: Sequence[int], shortest: int) -> Cuts:
+    """The batches of a pass for which every worker has samples enough."""
+    require_whole("batch_size", sizes[0], shortest)
+    count = sum(start + size <= shortest for start, size in zip(starts, sizes, strict=True))
+    return starts[:count], sizes[:count]
 
 
 def _epoch_ends(processed: np.ndarray, samples: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Links, networks of one or two tiers, and the named presets."""
+"""Links, networks of one to three tiers, and the named presets."""
 
 from __future__ import annotations
 
@@ -38,30 +38,47 @@ class Link:
 
 @dataclass(frozen=True)
 class Network(Link):
-    """The link between any two workers, with an optional faster tier inside households.
+    """The link between any two workers, with optional faster tiers inside households and
+    neighbourhoods.
 
     With `inside` and `household_size`, ranks 0 … G−1 are the first household, G … 2G−1 the second,
-    and so on. A call among workers of one household runs on `inside`; every other call runs on the
-    outer link. `inside` may be the name of a preset.
+    and so on; with `nearby` and `neighbourhood_size`, a multiple of G, so are neighbourhoods. A
+    call among workers of one household runs on `inside`, one among workers of one neighbourhood on
+    `nearby`, and every other call on the outer link. Both may be names of presets.
 
         fs.Network(latency_seconds=1e-4, bytes_per_second=125e6)
         fs.Network(1e-2, 12.5e6, inside=fs.Network.preset("lan-10g"), household_size=8)
+        fs.Network(1e-2, 12.5e6, "lan-10g", 8, nearby="lan-1g", neighbourhood_size=32)
     """
 
     inside: Link | None = None
     household_size: int | None = None
+    nearby: Link | None = None
+    neighbourhood_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        together = (self.inside is None) == (self.household_size is None)
-        require(together, "household_size", "be given together with 'inside'", self.household_size)
-        if isinstance(self.inside, str):
-            object.__setattr__(self, "inside", Network.preset(self.inside))
-        if self.inside is not None:
+        self._check_tier("inside", "household_size")
+        self._check_tier("nearby", "neighbourhood_size")
+        if self.neighbourhood_size is not None:
+            rule = "be given where 'neighbourhood_size' is"
+            require(self.household_size is not None, "household_size", rule, None)
+            rule = f"be a multiple of household_size, {self.household_size}"
+            is_one = self.neighbourhood_size % (self.household_size or 1) == 0
+            require(is_one, "neighbourhood_size", rule, self.neighbourhood_size)
+
+    def _check_tier(self, field: str, size_field: str) -> None:
+        """A link and the size of what it is inside of, or neither."""
+        link, size = getattr(self, field), getattr(self, size_field)
+        together = (link is None) == (size is None)
+        require(together, size_field, f"be given together with {field!r}", size)
+        if isinstance(link, str):
+            link = Network.preset(link)
+            object.__setattr__(self, field, link)
+        if link is not None:
             rule = "be a link such as fs.Network.preset('lan-10g')"
-            require(isinstance(self.inside, Link), "inside", rule, self.inside)
-        if self.household_size is not None:
-            require_integer("household_size", self.household_size, 1)
+            require(isinstance(link, Link), field, rule, link)
+            require_integer(size_field, size, 1)
 
     @classmethod
     def preset(cls, name: str) -> Network:
@@ -75,25 +92,32 @@ class Network(Link):
         return _own_network(field, text) if is_own_network(text) else cls.preset(text)
 
     def in_words(self) -> str:
-        """As a link; and what is inside households, where that differs."""
-        words = super().in_words()
-        if self.inside is None:
-            return words
-        return f"{words}; {self.inside.in_words()} inside households of {self.household_size}"
+        """As a link; and what is inside households and neighbourhoods, where that differs."""
+        words = [super().in_words()]
+        if self.nearby is not None:
+            size = self.neighbourhood_size
+            words.append(f"{self.nearby.in_words()} inside neighbourhoods of {size}")
+        if self.inside is not None:
+            words.append(f"{self.inside.in_words()} inside households of {self.household_size}")
+        return "; ".join(words)
 
     def require_workers(self, workers: int) -> None:
-        """Complain of households that are not equal. A worker that is alone needs no network."""
-        size = self.household_size
-        if size is not None and workers > 1:
-            rule = f"divide the number of workers, {workers}"
-            require(workers % size == 0, "household_size", rule, size)
+        """Complain of households or neighbourhoods that are not equal. A worker that is alone needs
+        no network.
+        """
+        for field in ("household_size", "neighbourhood_size"):
+            size = getattr(self, field)
+            if size is not None and workers > 1:
+                rule = f"divide the number of workers, {workers}"
+                require(workers % size == 0, field, rule, size)
 
     def between(self, ranks: Sequence[int]) -> Link:
         """The link that a call among `ranks` runs on: that of the slowest pair."""
-        if self.inside is None or self.household_size is None:
-            return self
-        households = {rank // self.household_size for rank in ranks}
-        return self.inside if len(households) == 1 else self
+        tiers = ((self.inside, self.household_size), (self.nearby, self.neighbourhood_size))
+        for link, size in tiers:
+            if link is not None and size is not None and len({rank // size for rank in ranks}) == 1:
+                return link
+        return self
 
 
 def is_own_network(text: str) -> bool:

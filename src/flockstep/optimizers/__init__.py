@@ -12,6 +12,7 @@ from flockstep.optimizers.spec import (
     OptimizerSpec,
     fields_of,
     find_optimizer,
+    require_decay,
     require_steps_alone,
 )
 from flockstep.optimizers.state import average_state, change_state, learning_rate, reset_state
@@ -31,6 +32,7 @@ __all__ = [
     "fields_of",
     "find_optimizer",
     "learning_rate",
+    "require_decay",
     "require_steps_alone",
     "reset_state",
 ]

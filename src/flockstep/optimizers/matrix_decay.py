@@ -1,12 +1,34 @@
-"""AdamW that spares what is no matrix."""
+"""Weight decay that spares what is no matrix."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
+
+from flockstep.optimizers.foreach import is_vector
+
+Decay = Literal["all", "weights"]
+"""What decays: all parameters, or weights alone: no biases, nor scales of normalisation."""
+
+
+def sparing_vectors(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Groups in which tensors of fewer than two dimensions (biases, normalisation) do not decay;
+    those that decay come first.
+    """
+    groups: list[dict[str, Any]] = []
+    given = list(params)
+    for group in given if given and isinstance(given[0], dict) else [{"params": given}]:
+        of_group = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        of_group = list(of_group)
+        weights = [parameter for parameter in of_group if not is_vector(parameter)]
+        vectors = [parameter for parameter in of_group if is_vector(parameter)]
+        groups.append({**group, "params": weights})
+        groups.append({**group, "params": vectors, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]]
 
 
 def adamw_on_matrices(
@@ -16,7 +38,7 @@ def adamw_on_matrices(
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
 ) -> AdamW:
-    """AdamW with weight decay on matrices alone: not on biases and the scales of normalisation.
+    """AdamW with weight decay on matrices alone: `adamw(decay=weights)` by another name.
 
     Fields:
         params: parameters, or groups of them with settings of their own.
@@ -26,13 +48,5 @@ def adamw_on_matrices(
     Example:
         optimizer = fs.OptimizerSpec("adamw_on_matrices", weight_decay=0.1)(model.parameters())
     """
-    groups: list[dict[str, Any]] = []
-    given: list[Any] = list(params)
-    for group in given if isinstance(given[0], dict) else [{"params": given}]:
-        of_group = list(group["params"])
-        matrices = [parameter for parameter in of_group if parameter.ndim > 1]
-        others = [parameter for parameter in of_group if parameter.ndim <= 1]
-        groups.append({"weight_decay": weight_decay, **group, "params": matrices})
-        groups.append({**group, "params": others, "weight_decay": 0.0})
-
-    return AdamW(groups, lr=lr, betas=betas, eps=eps)
+    groups = sparing_vectors(params)
+    return AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

@@ -18,7 +18,7 @@ from flockstep.errors import InvalidField, plain_spelling, unknown_name
 from flockstep.fields import fitted, known_spelling, require, require_rate
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
-from flockstep.optimizers.matrix_decay import adamw_on_matrices
+from flockstep.optimizers.matrix_decay import Decay, adamw_on_matrices, sparing_vectors
 from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
 from flockstep.optimizers.two_stage import Make, TwoStage
 
@@ -71,12 +71,16 @@ class OptimizerSpec:
     ours: lars, lamb, rmsprop_warmup, two_stage and adamw_on_matrices. Fields are checked against
     the optimizer's own; those that equal its defaults are dropped.
 
+    Every optimizer with weight decay takes one field more, `decay`: "all", or "weights", by which
+    tensors of fewer than two dimensions do not decay: biases, and the scales and shifts of
+    normalisation.
+
     Fields:
         name: of the optimizer.
         fields: pairs of name and value, in the order of the optimizer's own.
 
     Example:
-        make_optimizer = fs.OptimizerSpec("sgd", lr=0.1, momentum=0.9)
+        make_optimizer = fs.OptimizerSpec("sgd", lr=0.1, weight_decay=1e-4, decay="weights")
         optimizer = make_optimizer(model.parameters())
         fs.run("digits-mlp", fs.SyncSGD(), optimizer="adam(lr=0.001)")
     """
@@ -110,8 +114,11 @@ class OptimizerSpec:
     def __call__(self, parameters: Iterable[Any]) -> Optimizer:
         """The optimizer of these parameters, or groups of them."""
         self.require_lr()
+        fields = dict(self.fields)
+        if fields.pop("decay", "all") == "weights":
+            parameters = sparing_vectors(parameters)
         try:
-            return OPTIMIZERS[self.name](parameters, **dict(self.fields))
+            return OPTIMIZERS[self.name](parameters, **fields)
         except (TypeError, ValueError) as error:
             if isinstance(error, InvalidField):
                 raise
@@ -159,6 +166,13 @@ def require_steps_alone(optimizer: Optimizer) -> None:
         raise InvalidField(f"'optimizer' must not be {name}: {UNFIT['lbfgs']} (got {name!r})")
 
 
+def require_decay(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose weight decay cannot be scheduled: it has none."""
+    has_one = any("weight_decay" in group for group in optimizer.param_groups)
+    rule = "be left out with an optimizer that has no weight decay"
+    require(has_one, "weight_decay_schedule", rule, type(optimizer).__name__)
+
+
 @functools.cache  # signatures do not change
 def fields_of(name: str) -> Mapping[str, OptimizerField]:
     """What an optimizer can be told, from its signature."""
@@ -171,6 +185,8 @@ def fields_of(name: str) -> Mapping[str, OptimizerField]:
             # What makes an optimizer is a spec, too, where it is written as text.
             hint = OptimizerSpec if hints[field] == Make else hints[field]
             found[field] = OptimizerField(hint, parameter.default)
+    if "weight_decay" in found and name != "adamw_on_matrices":  # which has its own rule
+        found["decay"] = OptimizerField(Decay, "all")
     return found
 
 

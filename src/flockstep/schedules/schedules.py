@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -11,7 +13,15 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flockstep.fields import known_spelling, require, require_marks, require_number
+from flockstep.errors import InvalidField
+from flockstep.fields import (
+    known_spelling,
+    require,
+    require_integer,
+    require_number,
+    shown,
+)
+from flockstep.intervals import Interval
 from flockstep.schedules.progress import Progress
 
 MOST_FACTORS = 100  # of a product
@@ -41,21 +51,23 @@ class Schedule(ABC):
     def factor(self, progress: Progress) -> float:
         """What the base rate is multiplied with for the next step."""
 
-    def apply(self, optimizer: Optimizer, progress: Progress) -> None:
-        """Set the rate of every group of parameters to its base rate times the factor.
+    def apply(self, optimizer: Optimizer, progress: Progress, setting: str = "lr") -> None:
+        """Set the rate of every group of parameters to its base rate times the factor; or another
+        setting that is a number, such as "weight_decay".
 
         The base rate is what the group had at the first call, kept as `initial_lr` like torch's own
         schedulers do."""
         factor = self.factor(progress)
-        groups = optimizer.param_groups
+        groups = [group for group in optimizer.param_groups if setting in group]
+        kept = f"initial_{setting}"
         # All bases first: groups that were given none of their own share one tensor, and filling
         # changes it for all.
-        bases = [float(group.setdefault("initial_lr", float(group["lr"]))) for group in groups]
+        bases = [float(group.setdefault(kept, float(group[setting]))) for group in groups]
         for group, base in zip(groups, bases, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(base * factor)
+            if isinstance(group[setting], Tensor):
+                group[setting].fill_(base * factor)
             else:
-                group["lr"] = base * factor
+                group[setting] = base * factor
 
     def __mul__(self, other: Schedule) -> Product:
         if not isinstance(other, Schedule):
@@ -189,10 +201,11 @@ class LinearScaling(_ByEpoch):
 class StepDecay(Schedule):
     """A drop at each of some moments.
 
-        f(t) = γ^(number of marks ≤ t/T)
+        f(t) = γ^(number of marks ≤ t)
 
     Fields:
-        at: the marks, as fractions of all steps.
+        at: the marks, all of one kind: fractions of all steps, as numbers above 0 and below 1; or
+            moments such as "32000 steps", or 32000, and "145 epochs".
         gamma: γ, what the rate is multiplied with at each mark.
 
     Paper: He et al., "Deep Residual Learning for Image Recognition", 2016 (÷10 at half and three
@@ -200,18 +213,109 @@ class StepDecay(Schedule):
 
     Example:
         fs.StepDecay(at=(0.5, 0.75), gamma=0.1)
+        fs.StepDecay(at=("32000 steps", "48000 steps"))
     """
 
     name: ClassVar[str] = "step_decay"
-    at: tuple[float, ...] = (0.5, 0.75)
+    at: tuple[float | int | str, ...] = (0.5, 0.75)
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        require_marks("at", self.at)
+        object.__setattr__(self, "at", _read_marks("at", self.at))
         require_number("gamma", self.gamma, above=0, at_most=1)
 
+    @property
+    def needs_length(self) -> bool:
+        return _unit_and_marks(self.at)[0] == "fractions"
+
     def factor(self, progress: Progress) -> float:
-        return float(self.gamma ** bisect_right(self.at, progress.fraction))
+        unit, marks = _unit_and_marks(self.at)
+        if unit == "fractions":
+            now = progress.fraction
+        else:
+            now = progress.epoch if unit == "epochs" else progress.step
+        return float(self.gamma ** bisect_right(marks, now))
+
+
+Marks = tuple[float | int | str, ...]
+
+
+def _read_marks(field: str, value: object) -> Marks:
+    """Marks as they are written: fractions as numbers, others as texts such as "145 epochs"."""
+    rule = (
+        "be a tuple of increasing fractions above 0 and below 1, or of increasing moments "
+        "such as '32000 steps' or '145 epochs'"
+    )
+    given: Marks = value if isinstance(value, tuple) else ()
+    try:
+        marks = tuple(mark if isinstance(mark, float) else str(_moment(mark)) for mark in given)
+        units, numbers = zip(*map(_unit_and_number, marks), strict=True) if marks else ((), ())
+    except InvalidField:
+        raise InvalidField(f"{field!r} must {rule} (got {shown(value)})") from None
+    is_one_kind = isinstance(value, tuple) and len(set(units)) <= 1
+    require(is_one_kind and list(numbers) == sorted(set(numbers)), field, rule, value)
+    return marks
+
+
+def _moment(mark: object) -> Interval:
+    moment = Interval.read(mark)  # type: ignore[arg-type]
+    require(moment.unit != "seconds", "at", "be in steps or epochs", mark)
+    return moment
+
+
+def _unit_and_number(mark: float | int | str) -> tuple[str, float]:
+    if isinstance(mark, float):
+        require_number("at", mark, above=0, below=1)
+        return "fractions", mark
+    moment = _moment(mark)
+    return moment.unit, moment.count
+
+
+@functools.lru_cache(maxsize=64)  # asked for before every step
+def _unit_and_marks(at: Marks) -> tuple[str, tuple[float, ...]]:
+    pairs = [_unit_and_number(mark) for mark in at]
+    return (pairs[0][0] if pairs else "steps"), tuple(number for _, number in pairs)
+
+
+@dataclass(frozen=True)
+class SlowStart(_ByEpoch):
+    """A large rate only half as large as usual, but for longer; then three drops.
+
+        f(e) = the factor of the part in which epoch e lies; behind the last part, its factor
+
+    By default 0.5 for 40 epochs, 0.075 for 30, 0.01 for 15 and 0.001 for 5.
+
+    Fields:
+        epochs: how long each part is.
+        factors: of the base rate, one for each part.
+
+    Paper: Akiba, Suzuki and Fukuda, "Extremely Large Minibatch SGD: Training ResNet-50 on ImageNet
+    in 15 Minutes", 2017.
+
+    Example:
+        fs.SlowStart(epochs=(8, 6, 3, 1))
+    """
+
+    name: ClassVar[str] = "slow_start"
+    epochs: tuple[float, ...] = (40.0, 30.0, 15.0, 5.0)
+    factors: tuple[float, ...] = (0.5, 0.075, 0.01, 0.001)
+
+    def __post_init__(self) -> None:
+        rule = "be a tuple of numbers, one at least"
+        for field in ("epochs", "factors"):
+            values = getattr(self, field)
+            require(isinstance(values, tuple) and len(values) > 0, field, rule, values)
+        for length in self.epochs:
+            require_number("epochs", length, above=0, finite=True)
+        for factor in self.factors:
+            require_number("factors", factor, at_least=0, finite=True)
+        as_many = len(self.factors) == len(self.epochs)
+        require(as_many, "factors", f"be as many as epochs, {len(self.epochs)}", self.factors)
+
+    def factor(self, progress: Progress) -> float:
+        ends = list(itertools.accumulate(self.epochs))
+        part = min(bisect_right(ends, progress.epoch), len(ends) - 1)
+        return self.factors[part]
 
 
 @dataclass(frozen=True)
@@ -271,38 +375,67 @@ class FinalCollapse(Schedule):
     """A linear fall that steepens at the end.
 
         f(t) = 1 − t/T                                    before the mark a
-        f(t) = (1 − a) · ((1 − t/T)/(1 − a))^p            from there to the end
+        f(t) = (1 − a) · (1 − s)^p                        from there to the end
+
+    With s = (t/T − a)/(1 − a), the share of the end that is over. With several cycles the end has
+    so many equal parts, s is the share of the part that is under way, and the rate leaps back to
+    1 − a with each: the models at the ends of the parts (`ends`) make an ensemble, see
+    `fs.Ensemble`.
 
     Choices made here: that the end is the last tenth, and that its polynomial starts where the line
-    has come to, so that the rate makes no jump.
+    has come to, so that the rate makes no jump; that all cycles are alike.
 
     Fields:
         at: a, the fraction of all steps at which the end begins.
         power: p, of the end; 1 would go on with the line.
+        cycles: how often the rate collapses.
 
     Paper: Codreanu, Podareanu and Saletore, "Scale out for large minibatch SGD: Residual network
     training on ImageNet-1K with improved accuracy and reduced time to train", 2017.
 
     Example:
         fs.LinearScaling(8) * fs.FinalCollapse()
+        fs.FinalCollapse(at=0.7, cycles=3).ends     # after 80, 90 and 100 % of all steps
     """
 
     name: ClassVar[str] = "final_collapse"
     at: float = 0.9
     power: float = 2.0
+    cycles: int = 1
 
     def __post_init__(self) -> None:
         require_number("at", self.at, above=0, below=1)
         require_number("power", self.power, at_least=1, finite=True)
+        require_integer("cycles", self.cycles, 1)
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """The fractions of all steps at which the rate has collapsed."""
+        length = (1 - self.at) / self.cycles
+        return (*(self.at + number * length for number in range(1, self.cycles)), 1.0)
 
     def factor(self, progress: Progress) -> float:
         left, at_mark = 1 - progress.fraction, 1 - self.at
-        return left if left >= at_mark else at_mark * (left / at_mark) ** self.power
+        if left >= at_mark:
+            return left
+        # In cycles that are still to come: 2.3 is in the third from the end, 0.3 of it is left.
+        to_come = left / at_mark * self.cycles
+        of_this = to_come - max(0, math.ceil(to_come) - 1)
+        return float(at_mark * of_this**self.power)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
-    for schedule in (Constant, Warmup, LinearScaling, StepDecay, Polynomial, Cosine, FinalCollapse)
+    for schedule in (
+        Constant,
+        Warmup,
+        LinearScaling,
+        StepDecay,
+        SlowStart,
+        Polynomial,
+        Cosine,
+        FinalCollapse,
+    )
 }
 
 

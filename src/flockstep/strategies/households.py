@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar, overload
 
 from torch import Tensor
 
@@ -200,6 +202,33 @@ def effective_batch(local_batch: float, workers: int, households: int, world_per
     return local_batch * workers * (households + world_period - 1) / (households * world_period)
 
 
-def local_batch(effective: float, workers: int, households: int, world_period: int) -> float:
-    """The inverse: B_l = B_e·L_W·H / (M·(H + L_W − 1)). Round it to a batch size."""
-    return effective * world_period * households / (workers * (households + world_period - 1))
+@overload
+def local_batch(
+    effective: float, workers: int, households: int, world_period: int, rounding: None = None
+) -> float: ...
+
+
+@overload
+def local_batch(
+    effective: float, workers: int, households: int, world_period: int, rounding: str
+) -> int: ...
+
+
+def local_batch(
+    effective: float,
+    workers: int,
+    households: int,
+    world_period: int,
+    rounding: str | None = None,
+) -> float:
+    """The inverse: B_l = B_e·L_W·H / (M·(H + L_W − 1)).
+
+    `rounding` makes it a batch size, of at least 1: "nearest" (a half goes up) or "up". None: the
+    exact number. The thesis does not say which; its one example, 60.68 → 61, fits both.
+    """
+    require_choice("rounding", rounding, (None, "nearest", "up"))
+    exact = Fraction(effective) * world_period * households
+    exact /= workers * (households + world_period - 1)
+    if rounding is None:
+        return float(exact)
+    return max(1, math.ceil(exact) if rounding == "up" else math.floor(exact + Fraction(1, 2)))

@@ -42,8 +42,9 @@ class SyncSGD(Strategy[SyncSGDState]):
 
     Fields:
         all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a ring;
-            "ring", "tree", "hierarchical" (or "hierarchical:G") and "torus" (or "torus:XxY") as in
-            `flockstep/comm/all_reduce.py`.
+            "ring", "tree", "hierarchical" (or "hierarchical:G"), "torus" (or "torus:XxY") and
+            "hybrid" (or "hybrid:G:BYTES": hierarchical for gradients of fewer bytes, else ring) as
+            in `flockstep/comm/all_reduce.py`.
         codec: how gradients are written on the wire; None: as they are.
 
     Paper: Chen et al., "Revisiting Distributed Synchronous SGD", 2016.

@@ -12,6 +12,7 @@ from flockstep.checkpoints import go_on_together
 from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
 from flockstep.fields import number_in, require
+from flockstep.models import distribute_batch_norm
 from flockstep.tasks import Task
 from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
@@ -33,10 +34,14 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
     model = task.make_model().to(worker_device(spec.device, comm.rank))
     if job.start is not None:
         model.load_state_dict(job.start.model)
+    if spec.batch_norm_group is not None:
+        with comm.unmetered():
+            together = comm.split(comm.rank // spec.batch_norm_group)
+        model = distribute_batch_norm(model, together, lambda: worker.course.weight)
     optimizer = spec.make_optimizer(task, model.parameters())
     if job.start is not None and job.start.optimizer is not None:
         optimizer.load_state_dict(job.start.optimizer)
-    worker = Worker(comm, model, optimizer, spec.strategy, job.schedule)
+    worker = Worker(comm, model, optimizer, spec.strategy, job.schedule, spec.weight_decay_schedule)
     observer = observer_of(worker, job)
 
     if job.start is not None:
@@ -76,6 +81,7 @@ def _loop(worker: Worker, observer: Observer, job: Job) -> None:
         sampling_of(spec),
         steps=job.steps,
         resume_at=0 if job.start is None else job.start.steps,
+        drop_last=spec.drop_last,
     ):
         batch = on_device(batch, worker.flat.state.device)
         loss = task.loss(model, batch)

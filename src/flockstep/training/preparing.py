@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from flockstep.backends import Backend
 from flockstep.data import BatchGrowth, plan_batches
 from flockstep.fields import require
+from flockstep.models import is_batch_norm
+from flockstep.optimizers import require_decay
 from flockstep.spec import RunSpec
 from flockstep.tasks import Task
 from flockstep.training.board import Board
@@ -25,7 +29,12 @@ def prepared(
     """What every worker needs to know. What can be wrong is found here, before workers start."""
     assert spec.workers is not None
     task = spec.find_task().loaded()
-    spec.make_optimizer(task, task.check().parameters())
+    model = task.check()
+    optimizer = spec.make_optimizer(task, model.parameters())
+    if spec.weight_decay_schedule is not None:
+        require_decay(optimizer)
+    if spec.batch_norm_group is not None:
+        _require_batch_norm(model, spec.batch_norm_group, spec.workers)
     batch_size = task.batch_size_for(spec.workers) if spec.batch_size is None else spec.batch_size
     if spec.batch_size is None:
         task.require_samples()
@@ -62,6 +71,13 @@ def _require_synchronisation(spec: RunSpec, steps: int | None) -> None:
         require(has_one, "look_at", rule, spec.look_at)
 
 
+def _require_batch_norm(model: nn.Module, group: int, workers: int) -> None:
+    rule = f"divide the number of workers, {workers}"
+    require(workers % group == 0, "batch_norm_group", rule, group)
+    rule = "be None for a model without batch normalisation"
+    require(any(map(is_batch_norm, model.modules())), "batch_norm_group", rule, group)
+
+
 def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
     """How often each worker goes over its own samples, and the timetable of that."""
 
@@ -75,6 +91,7 @@ def _passes(spec: RunSpec, task: Task, batch_size: Any) -> tuple[int, Any]:
             workers=spec.workers or 1,
             rank=0,
             seed=spec.seed,
+            drop_last=spec.drop_last,
         ).timetable
 
     if any(getattr(spec, budget) is not None for budget in ("steps", "seconds", "bytes")):
