@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from flockstep.comm import SharedTensor
 from flockstep.fields import require, require_choice, require_integer
 from flockstep.strategies._elastic import CENTRE, Centre, is_due, moving_rate, require_elastic
 from flockstep.strategies._groups import AdjacentGroup, RandomGroup
@@ -14,6 +15,13 @@ from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
+
+
+def pull(worker: Worker, centre: SharedTensor, x: Tensor, alpha: float) -> None:
+    """d = α(x − x̃);  x̃ ← x̃ + d, whatever others do meanwhile; and the worker loses d."""
+    d = alpha * (x - centre.read().to(x.device))
+    centre.add(d)
+    worker.flat.state.sub_(d)
 
 
 @dataclass
@@ -97,18 +105,14 @@ class EAWild(Strategy[EAWildState]):
         x = worker.flat.state
         old = x.clone() if self.order == "printed" else x
         worker.optimizer.step()
-        if state.group is None:
-            self._pull(worker, state.centre, old)
-        else:
-            state.group.exchange(worker, lambda: self._pull(worker, state.centre, old))
 
-    def _pull(self, worker: Worker, centre: Centre, x: Tensor) -> None:
-        """d = α(x − x̃);  x̃ ← x̃ + d, whatever others do meanwhile; then the worker loses d."""
-        assert centre.shared is not None
+        centre = state.centre.shared
+        assert centre is not None
         alpha = moving_rate(worker, self.alpha, self.rho, self.groups or worker.comm.size)
-        d = alpha * (x - centre.shared.read().to(x.device))
-        centre.shared.add(d)
-        worker.flat.state.sub_(d)
+        if state.group is None:
+            pull(worker, centre, old, alpha)
+        else:
+            state.group.exchange(worker, lambda: pull(worker, centre, old, alpha))
 
     # --- groups -----------------------------------------------------------------------------------
 
