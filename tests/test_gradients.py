@@ -196,7 +196,9 @@ def new_scaler():
     return GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
 
 
-@pytest.mark.parametrize("strategy", [fs.SyncSGD(), fs.LocalSGD(2), fs.EAMSGD(2)], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [fs.SyncSGD(), fs.LocalSGD(2), fs.EAMSGD(2, mode="round_robin")], ids=str
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_scaled_loss_trains_as_an_unscaled_one(strategy, workers):
     """Powers of two leave no trace."""
@@ -220,7 +222,13 @@ def test_a_scaled_loss_trains_as_an_unscaled_one(strategy, workers):
 
 @pytest.mark.parametrize(
     "strategy",
-    [fs.SyncSGD(), fs.SyncSGD(codec=fs.TopK(0.2)), fs.LocalSGD(3), fs.EAMSGD(2), fs.DPSGD()],
+    [
+        fs.SyncSGD(),
+        fs.SyncSGD(codec=fs.TopK(0.2)),
+        fs.LocalSGD(3),
+        fs.EAMSGD(2, mode="round_robin"),
+        fs.DPSGD(),
+    ],
     ids=str,
 )
 def test_workers_that_meet_skip_a_step_together(strategy):

@@ -49,7 +49,11 @@ def push(worker, target):
     worker.step(loss, accuracy=0.0)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=str)
+# Of random groups, who comes at the same time as another is served as its messages have come.
+IN_ORDER = [row for row in TABLE if getattr(row.strategy, "grouping", None) != "random"]
+
+
+@pytest.mark.parametrize("row", IN_ORDER, ids=str)
 def test_two_models_on_one_comm_get_what_two_runs_give(row: Row):
     """One learns +1, the other −1, of the same size and dtype."""
 

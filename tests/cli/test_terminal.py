@@ -16,6 +16,7 @@ import pytest
 from tests.support.full_disk import files_end_at
 
 import flockstep as fs
+from flockstep.cli.list import in_families
 from flockstep.cli.run import with_slow_ranks
 from flockstep.data.overlap import overlap_of
 from flockstep.network import PRESETS
@@ -361,11 +362,12 @@ def test_the_commands_of_the_page_of_results_run(flockstep, tmp_path, monkeypatc
     page = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    (flockstep .*)$", page, flags=re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 6
     for command in commands:
         done = flockstep(*shlex.split(command, comments=True)[1:])
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "mine.png").exists()
+    assert (tmp_path / "flatness.png").exists()
 
 
 # --- Curves in a terminal -------------------------------------------------------------------------
@@ -425,8 +427,14 @@ def test_the_list_of_all_fits_a_screen_and_points_to_its_parts(flockstep):
     text = " ".join(" ".join(lines).split())
     for part, rows in listed.items():
         assert f"{part} {next(iter(rows)).split()[0]}" in text
-        assert all(usage.split()[0] in text for usage in rows)
+        names = [usage.split()[0] for usage in rows]
+        assert in_families(names) in text
     assert "flockstep list strategies" in lines[-1]
+
+
+def test_names_that_go_on_where_another_ends_are_one_family():
+    names = ["full", "full-1k", "lstm", "full-1k-wild", "net-deep", "net-wide"]
+    assert in_families(names) == "full (-1k, -1k-wild), lstm, net-deep, net-wide"
 
 
 def test_networks_are_listed_with_units(flockstep):

@@ -96,7 +96,7 @@ def _expected(strategy: fs.Strategy, w: int, n: int, steps: int) -> tuple[int, i
         case fs.EAWild(period=period, groups=groups):
             inside = groups * 2 * (w // groups - 1) * n
             pulls = steps // period * (groups * 2 * n + groups * (w // groups - 1) * n)
-            return steps * inside + pulls + read, steps + 2 * (steps // period) + 1
+            return steps * inside + pulls + read, steps + 3 * (steps // period) + 1
         case fs.Independent():
             return w * (w - 1) * 8 + broadcast, 2
     raise AssertionError(strategy)

@@ -215,7 +215,7 @@ def test_neighbourhoods_are_those_of_the_strategy():
         strategy = fs.Households(4, 4, neighbourhoods=2, neighbourhood_period=2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         worker = fs.Worker(comm, model, optimizer, strategy)
-        return worker.state.neighbourhood.all_gather(torch.tensor([comm.rank]))
+        return worker.state.levels[1].group.all_gather(torch.tensor([comm.rank]))
 
     parts = fs.NeighbourhoodOverlap(4, 2).assign(64, 8, seed=0)
     for ranks in fs.launch(program, 8):

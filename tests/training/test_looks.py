@@ -282,10 +282,12 @@ def test_a_look_before_the_end_is_shown_though_the_mean_of_steps_is_the_same():
 
 def test_a_look_while_the_last_exchange_is_under_way_is_shown():
     fields = {"steps": 4, "network": "wan-100m", "compute": fs.Compute(0.01)}
-    looks = short(fs.EAWild(4), 2, look_every="0.01 seconds", **fields).history[-3:]
-    assert [look.samples for look in looks] == [4 * 2 * 16] * 3
-    assert [look.seconds for look in looks[:2]] == [0.04, 0.11]  # all have asked, one has ended
-    assert looks[2].seconds > 0.2
+    strategy = fs.EAWild(4, order="after_step")
+    looks = short(strategy, 2, look_every="0.01 seconds", **fields).history[-5:]
+    assert [look.samples for look in looks] == [4 * 2 * 16] * 5
+    # All read, one has read, both add, one has ended.
+    assert [look.seconds for look in looks[:4]] == [0.04, 0.08, 0.11, 0.14]
+    assert looks[4].seconds > 0.2
 
 
 def test_the_training_loss_of_a_run_is_that_of_its_last_epoch_however_often_one_looks():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +131,19 @@ def overview(tables: dict[str, Rows]) -> Table:
     table.add_column("list", style="bold", no_wrap=True)
     table.add_column("names", overflow="fold")
     for name, rows in tables.items():
-        table.add_row(name, ", ".join(usage.split()[0] for usage in rows))
+        table.add_row(name, in_families([usage.split()[0] for usage in rows]))
     return table
+
+
+def in_families(names: Sequence[str]) -> str:
+    """`lstm (-256), full (-1k, -2k)`: of names that go on where another ends only their ends."""
+    shown = []
+    for name in names:
+        longer = [each for each in names if each.startswith(f"{name}-")]
+        ends = ", ".join(each.removeprefix(name) for each in longer)
+        if not any(name.startswith(f"{each}-") for each in names):
+            shown.append(f"{name} ({ends})" if longer else name)
+    return ", ".join(shown)
 
 
 def _shown(value: Any) -> str:

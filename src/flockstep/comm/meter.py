@@ -75,12 +75,13 @@ class Meter:
             self.exchanges += 1
 
     def before_call(self) -> tuple[int, int]:
-        """The bytes and exchanges that were counted before the call that is under way, if one is.
+        """The bytes and exchanges that were counted before the call that is under way, if one is
+        that has sent nothing yet.
 
         A call is counted when it is made, but has no effect before its turn comes.
         """
         call = self._call
-        if call.is_open:
+        if call.is_open and not call.sent:
             return call.bytes_before, call.exchanges_before
         return self.bytes_sent, self.exchanges
 

@@ -32,6 +32,9 @@ class Independent(Strategy[None]):
         representative: which model stands for the run: the "best", the "mean" of all (one-shot
             averaging) or "any".
 
+    Paper: Zinkevich, Weimer, Smola, Li, "Parallelized Stochastic Gradient Descent", 2010 (the
+        "mean").
+
     Example:
         fs.run("digits-mlp", fs.Independent(), workers=4)
     """
