@@ -636,3 +636,13 @@ def test_a_compute_travels_and_is_copied():
     ):
         assert same == compute
         assert type(same.slow) is type(compute.slow)
+
+
+def test_a_method_that_gives_another_outcome_has_another_id(monkeypatch):
+    """So that a study does not take records of before for those of now."""
+    spec = fs.RunSpec("digits-mlp", fs.EASGD(4))
+    before, other = spec.id, fs.RunSpec("digits-mlp", fs.SyncSGD()).id
+    monkeypatch.setattr(fs.EASGD, "revision", fs.EASGD.revision + 1)
+    assert spec.id != before
+    assert fs.RunSpec("digits-mlp", fs.SyncSGD()).id == other
+    assert fs.RunSpec.from_toml(spec.to_toml()) == spec

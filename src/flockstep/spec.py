@@ -81,9 +81,10 @@ class RunSpec:
             one comes next are one.
         measure: what looks show besides: "replicas", "spread", "distance", "staleness", "time",
             "positions".
-        recalibrate: on how many samples of the training data, evenly spaced and not augmented, the
-            statistics of batch normalisation are computed anew for the model that stands for the
-            run, at looks and at the end; True: 4,096; False: they stay as training has left them.
+        recalibrate: on how many samples of the training data, evenly spaced and without the
+            augmentation of `fs.InMemory`, the statistics of batch normalisation are computed anew
+            for the model that stands for the run, at looks and at the end; True: 4,096; False: they
+            stay as training has left them.
         seed: decides everything random; from 0 to 2**63 - 1.
         on_failure: when a worker is lost: "stop" or "continue".
         device: "cpu", "cuda" or "auto".
@@ -190,6 +191,8 @@ class RunSpec:
         the task too, and lanes make no difference.
         """
         table = self.resolved()._table()
+        if self.strategy.revision:
+            table["revision"] = self.strategy.revision
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     # ---- What a run makes of it

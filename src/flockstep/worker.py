@@ -38,6 +38,7 @@ from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
 from flockstep.fields import number_in, require, require_integer, require_optimizer, require_path
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
+from flockstep.modes import evaluating
 from flockstep.optimizers import require_decay, require_steps_alone
 from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
@@ -110,6 +111,7 @@ class Worker:
         self.weight_decay_schedule = weight_decay_schedule
         self._paced = optimizer if isinstance(optimizer, Paced) else None
         require_steps_alone(optimizer)
+        strategy.require_optimizer(optimizer)
         self.clipping: Clipping | None = None
         self.gradient_norm: float | None = None
         self.scaler: GradScaler | None = None  # the last one that `step` was given
@@ -187,12 +189,9 @@ class Worker:
 
     def _computed_again(self) -> float:
         assert self._again is not None
-        was_training = self.model.training
-        self.model.eval()  # another pass must not count in batch normalisation
-        with torch.no_grad():
-            loss = number_in("loss", self._again())
-        self.model.train(was_training)
-        return loss
+        # Another pass must not count in batch normalisation, nor draw what the next step would.
+        with torch.no_grad(), evaluating(self.model), torch.random.fork_rng(devices=[]):
+            return number_in("loss", self._again())
 
     def batches(
         self,
@@ -373,8 +372,10 @@ class Worker:
             self.flat.gradients.zero_()
             self.steps += 1
             self._is_after_step = True
-            self._hooks.after_step(self, self.state)
-            self._is_after_step = False
+            try:
+                self._hooks.after_step(self, self.state)
+            finally:
+                self._is_after_step = False
 
     def finish(self) -> nn.Module:
         """End the training: make this worker's model the one that represents the run, and return
@@ -387,6 +388,10 @@ class Worker:
         if self._writer is not None:
             self._writer.wait()
         return self.model
+
+    def replica(self) -> Tensor:
+        """The flat state of this worker's own model."""
+        return self._hooks.replica(self, self.state)
 
     def preview(self) -> Tensor:
         """The flat state of the model that stands for the run now; all workers call it together."""
@@ -488,6 +493,7 @@ class Worker:
                 model.weight.clamp_(-1, 1)
         """
         yield
+        self._loss_after_step = None  # which was of other parameters
         self.note_changes()
 
     def note_changes(self) -> None:

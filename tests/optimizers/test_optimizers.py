@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam
 
 import flockstep as fs
 from flockstep.errors import InvalidField
+from flockstep.optimizers import change_state
 from flockstep.optimizers.lamb import LAMB
 from flockstep.optimizers.lars import LARS
 from flockstep.optimizers.rmsprop_warmup import RMSpropWarmup
@@ -234,3 +235,13 @@ def test_workers_that_see_the_same_data_step_like_one(make):
     for _, _, _, final in fs.launch(program, workers=2):
         for a, b in zip(final, alone[3], strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_state_on_several_devices_is_changed_one_device_at_a_time():
+    """As Adam's, whose counts of steps stay on the CPU."""
+    parameter = nn.Parameter(torch.zeros(3, device="meta"))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter] = {"step": torch.zeros(1), "mean": torch.zeros(3, device="meta")}
+    seen = []
+    change_state(optimizer, lambda flat: seen.append((flat.device.type, flat.numel())))
+    assert sorted(seen) == [("cpu", 1), ("meta", 3)]

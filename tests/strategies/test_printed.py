@@ -510,3 +510,45 @@ def test_a_run_ranks_particles_by_the_loss_after_the_last_step():
     chosen = [rank for rank, each in enumerate(result.replicas) if torch.equal(each, own)]
     assert chosen == [int(np.argmin(after))]
     assert chosen != [int(np.argmin(before))]  # or this test would say nothing
+
+
+# --- what surrounds the equations -----------------------------------------------------------------
+
+
+def test_random_groups_add_half_precision_in_float32():
+    def program(comm):
+        model = Vector(torch.zeros(3, dtype=torch.float16))
+        strategy = fs.EAWild(4, groups=1, grouping="random")
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=2**-10), strategy)
+        model.x.grad = torch.full((3,), 30_000.0, dtype=torch.float16)
+        worker.step(0.0)
+        return model.x.detach().clone()
+
+    for moved in fs.launch(program, 4):  # 120,000 is no number of half precision
+        assert torch.allclose(moved, torch.full((3,), -29.3, dtype=torch.float16), rtol=1e-3)
+
+
+def test_the_best_replica_of_eamsgd_is_one_of_those_that_are_scored():
+    """The model in the loop is ahead of x, the replica."""
+    strategy = fs.EAMSGD(4, representative="best")
+    fields = {"measure": ("replicas", "spread"), "look_every": "5 steps", "steps": 20}
+    result = fs.run("digits-mlp", strategy, workers=3, **fields)
+    assert result.metrics["test_accuracy"] in result.metrics["test_replicas"]
+    own = torch.cat([each.detach().flatten() for each in result.model.parameters()])
+    assert sum(torch.equal(own, each) for each in result.replicas) == 1
+    centre = torch.stack(result.replicas).double().mean(0)
+    squares = [(each.double() - centre).square().sum() for each in result.replicas]
+    spread = float(torch.stack(squares).mean().sqrt())
+    assert result.history[-1].spread == pytest.approx(spread, rel=1e-9)
+
+
+def test_delay_compensation_can_be_looked_at():
+    strategy = fs.AsyncSGD(delay_compensation=0.1)
+    fields = {"optimizer": "sgd(lr=0.05)", "steps": 6, "look_every": "2 steps"}
+    assert len(fs.run("digits-mlp", strategy, workers=2, **fields).history) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_delay_compensation_refuses_momentum_before_workers_start(workers):
+    with pytest.raises(fs.InvalidField, match="'optimizer' must be SGD without momentum"):
+        fs.run("digits-mlp", fs.AsyncSGD(delay_compensation=0.1), workers=workers, steps=2)

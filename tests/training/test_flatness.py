@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -218,3 +219,10 @@ def test_the_command_says_what_is_wrong(refused, folders, tmp_path):
     refused(["flatness", str(tmp_path)], f"'{tmp_path}' is not a result folder")
     refused(["flatness", folders[0], "--scales", "a"], "'--scales' must be numbers such as")
     refused(["flatness", folders[0], "--out", "flat.gif"], "'--out' must end in .png, .svg, .pdf")
+
+
+def test_scales_may_be_an_array():
+    model = fs.task("digits-mlp").make_model()
+    given = {"draws": 1, "seed": 3}
+    of_array = fs.flatness(model, "digits-mlp", np.array([0.0, 0.5]), **given)
+    assert of_array == fs.flatness(model, "digits-mlp", (0, 0.5), **given)

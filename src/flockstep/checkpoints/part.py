@@ -102,10 +102,16 @@ def load_part(worker: Worker, data: dict[str, Any]) -> None:
     worker.optimizer.load_state_dict(data["optimizer"])
     load_state(worker.state, data["state"]["tensors"], json.loads(data["state"]["values"]))
     for path, shared in shared_tensors(worker.state).items():
+        if path not in data["known"]:
+            raise CheckpointError(
+                f"rank {worker.comm.rank}: the checkpoint has no {path!r}, which "
+                f"{type(worker.strategy).__name__} shares: another version has written it"
+            )
         shared.know(data["known"][path])
     for name in OF_WORKER:
         setattr(worker, name, data["worker"][name])
     if worker.strategy.needs_loss_after_step:
-        worker.loss_after_step = data["worker"]["loss_after_step"]
+        # Older checkpoints have only that of before the step.
+        worker.loss_after_step = data["worker"].get("loss_after_step", worker.loss)
     worker.course.load(data["course"], data["is_in_loop"], data["is_exhausted"])
     worker.note_changes()

@@ -62,8 +62,11 @@ def averager(comm: Comm, algorithm: str) -> Average:
     if name == "flat":
         return lambda tensor: _ignore(comm.all_reduce(tensor, op="mean"))
     if name == "hybrid":
-        groups, _, threshold = form.partition(":")
-        below = averager(comm, f"hierarchical:{groups}" if groups else "hierarchical")
+        of_a_group, _, threshold = form.partition(":")
+        if of_a_group:
+            rule = f"have groups that divide the workers, {comm.size}"
+            require(comm.size % int(of_a_group) == 0, "all_reduce", rule, algorithm)
+        below = averager(comm, f"hierarchical:{of_a_group}".rstrip(":"))
         above = averager(comm, "ring")
         limit = int(threshold or SMALL_BYTES)
         return lambda tensor: (below if tensor.nbytes < limit else above)(tensor)

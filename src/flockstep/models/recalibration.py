@@ -12,6 +12,7 @@ from flockstep.data import in_order, is_stream, source_of
 from flockstep.device import on_device, through
 from flockstep.fields import require_integer, require_model
 from flockstep.models.group_batch_norm import GroupBatchNorm
+from flockstep.modes import evaluating
 
 
 @torch.no_grad()
@@ -37,29 +38,26 @@ def recalibrate(model: nn.Module, data: Any, batch_size: int = 1024) -> nn.Modul
     layers = {layer: layer.momentum for layer in normed}
     if not layers:
         return model
-    modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
     # Whoever normalises with others does it alone here: they may not be there.
     together = {layer: layer.comm for layer in layers if isinstance(layer, GroupBatchNorm)}
-    model.eval()  # no dropout: the statistics are for a model that is used
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.train()
-    for group_layer in together:
-        group_layer.comm = None
     seen = 0
-    try:
-        for batch, samples in in_order(data, batch_size):
-            seen += samples
-            for layer in layers:
-                # So that the running mean is that of all samples so far.
-                layer.momentum = samples / seen
-            through(model, on_device(batch, device))
-    finally:
-        for layer, momentum in layers.items():
-            layer.momentum = momentum
-        for group_layer, comm in together.items():
-            group_layer.comm = comm
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model):  # no dropout: the statistics are for a model that is used
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.train()
+        for group_layer in together:
+            group_layer.comm = None
+        try:
+            for batch, samples in in_order(data, batch_size):
+                seen += samples
+                for layer in layers:
+                    # So that the running mean is that of all samples so far.
+                    layer.momentum = samples / seen
+                through(model, on_device(batch, device))
+        finally:
+            for layer, momentum in layers.items():
+                layer.momentum = momentum
+            for group_layer, comm in together.items():
+                group_layer.comm = comm
     return model

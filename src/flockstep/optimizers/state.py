@@ -24,14 +24,16 @@ def average_state(optimizer: Optimizer, comm: Comm) -> None:
 
 
 def change_state(optimizer: Optimizer, change: Callable[[Tensor], object]) -> None:
-    """Have `change` change all floating-point state, one flat tensor for each dtype, in place."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    """Have `change` change all floating-point state, one flat tensor for each dtype and device, in
+    place.
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for _, value in sorted(optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    by_dtype.setdefault(value.dtype, []).append(value)
-    for tensors in by_dtype.values():
+                    alike.setdefault((value.dtype, value.device), []).append(value)
+    for tensors in alike.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         change(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])

@@ -83,8 +83,10 @@ class RandomGroup:
         return group
 
     def average(self, gradients: Tensor) -> None:
-        sum_at_first(self.comm, gradients, self.members)
-        gradients.div_(len(self.members))  # only the delegate's counts
+        # Half precision is added in float32, as everywhere.
+        total = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+        sum_at_first(self.comm, total, self.members)
+        gradients.copy_(total.div_(len(self.members)))  # only the delegate's counts
         broadcast_among(self.comm, gradients, self.members)
 
     def exchange(self, worker: Worker, act: Act) -> None:

@@ -67,6 +67,7 @@ class ADPSGD(Strategy[ADPSGDState]):
     """
 
     name: ClassVar[str] = "ad_psgd"
+    revision: ClassVar[int] = 1
     graph: str = "ring"
     order: str = "after_step"
     representative: str = "mean"

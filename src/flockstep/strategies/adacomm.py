@@ -63,6 +63,7 @@ class AdaComm(Strategy[AdaCommState]):
     """
 
     name: ClassVar[str] = "adacomm"
+    revision: ClassVar[int] = 1
     initial_period: int
     interval_seconds: float
 

@@ -77,9 +77,11 @@ class AsyncSGD(Strategy[AsyncSGDState]):
     def waits(self) -> bool:
         return False
 
-    def init(self, worker: Worker) -> AsyncSGDState:
+    def require_optimizer(self, optimizer: Optimizer) -> None:
         if self.delay_compensation:
-            _require_plain_sgd(worker.optimizer)
+            _require_plain_sgd(optimizer)
+
+    def init(self, worker: Worker) -> AsyncSGDState:
         comm, own = worker.comm, worker.flat.parameters
         velocity = comm.shared("velocity", torch.zeros_like(own)) if self.momentum else None
         clock = comm.shared("clock", torch.zeros_like(ONE)) if self.staleness_aware else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from flockstep.errors import InvalidField, nearest
 from flockstep.strategies._state import load_state, save_state
@@ -33,6 +34,10 @@ class Strategy(Generic[State]):
 
     name: ClassVar[str]
     """The name on the command line."""
+
+    revision: ClassVar[int] = 0
+    """Raised when the same fields come to give another outcome. Part of a run's id, so that records
+    of before are not taken for those of now."""
 
     @property
     def needs_accuracy(self) -> bool:
@@ -69,6 +74,11 @@ class Strategy(Generic[State]):
         """
         return None
 
+    def require_optimizer(self, optimizer: Optimizer) -> None:
+        """Complain of an optimizer that the method cannot work with; also where a worker is
+        alone.
+        """
+
     def init(self, worker: Worker) -> State:
         """The worker's state: data, and handles that are marked with `fs.handle()`. All replicas
         are equal at this moment, and what it moves is not counted.
@@ -91,6 +101,12 @@ class Strategy(Generic[State]):
 
     def after_step(self, worker: Worker, state: State) -> None:
         """After the parameters have moved; `worker.steps` counts this step already."""
+
+    def replica(self, worker: Worker, state: State) -> Tensor:
+        """The flat state of the worker's own model, between two steps. Another than
+        `worker.flat.state` where a method has moved that already, for the next gradient.
+        """
+        return worker.flat.state
 
     def preview(self, worker: Worker, state: State) -> Tensor:
         """The flat state of the model that stands for the run at this moment: to the bit what

@@ -55,6 +55,7 @@ class DPSGD(Strategy[DPSGDState]):
     """
 
     name: ClassVar[str] = "d_psgd"
+    revision: ClassVar[int] = 1
     graph: str = "ring"
     order: str = "printed"
     representative: str = "mean"

@@ -75,6 +75,7 @@ class EAWild(Strategy[EAWildState]):
     """
 
     name: ClassVar[str] = "ea_wild"
+    revision: ClassVar[int] = 1
     period: int = 1
     alpha: float | None = None
     rho: float | None = None

@@ -31,10 +31,11 @@ class EAMSGD(Strategy[EAMSGDState]):
         v_i ← δ v_i − η g(x_i + δ v_i)
         d_i = α(x_i − x̃);   x_i ← x_i + v_i − d_i;   x̃ ← x̃ + d_i
 
-    d is that of the old x_i, every `period` steps, as in EASGD. momentum=0 equals EASGD. −ηg stands
-    for whatever change the worker's optimizer makes at the point ahead, so give it none of its own:
-    plain SGD is the paper's. Between two steps the model stands ahead, at x_i + δv_i, and its own
-    score is that of this point. finish: the centre.
+    d is that of the old x_i, every `period` steps, as in EASGD. momentum=0 equals EASGD in the same
+    mode. −ηg stands for whatever change the worker's optimizer makes at the point ahead, so give it
+    none of its own: plain SGD is the paper's. Between two steps the model in a loop stands ahead,
+    at x_i + δ v_i, where the next gradient is taken; scores of replicas are those of x_i. finish:
+    the centre.
 
     Bytes: those of EASGD in the same mode.
 
@@ -59,6 +60,7 @@ class EAMSGD(Strategy[EAMSGDState]):
     """
 
     name: ClassVar[str] = "eamsgd"
+    revision: ClassVar[int] = 1
     period: int
     alpha: float | None = None
     rho: float | None = None
@@ -93,16 +95,16 @@ class EAMSGD(Strategy[EAMSGDState]):
 
         if is_due(worker, self.period, self.order):
             is_printed = self.order == "printed"
-            x = self._replica(worker, state) if is_printed else worker.flat.state
+            x = self.replica(worker, state) if is_printed else worker.flat.state
             alpha = moving_rate(worker, self.alpha, self.rho, worker.comm.size)
             worker.flat.state.sub_(pull(state.centre, worker, x, alpha, self.mode))
 
-    def _replica(self, worker: Worker, state: EAMSGDState) -> Tensor:
-        """x with the buffers."""
+    def replica(self, worker: Worker, state: EAMSGDState) -> Tensor:
+        """x with the buffers: the model itself is ahead of it."""
         return torch.cat([state.position, worker.flat.buffers])
 
     def preview(self, worker: Worker, state: EAMSGDState) -> Tensor:
-        own = self._replica(worker, state)
+        own = self.replica(worker, state)
         return state.centre.preview(worker, own, self.representative)
 
     def finish(self, worker: Worker, state: EAMSGDState) -> None:

@@ -68,6 +68,7 @@ class EASGD(Strategy[Centre]):
     """
 
     name: ClassVar[str] = "easgd"
+    revision: ClassVar[int] = 1
     period: int
     alpha: float | None = None
     rho: float | None = None

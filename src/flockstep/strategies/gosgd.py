@@ -57,6 +57,7 @@ class GoSGD(Strategy[GoSGDState]):
     """
 
     name: ClassVar[str] = "gosgd"
+    revision: ClassVar[int] = 1
     probability: float = 0.1
     representative: str = "mean"
 

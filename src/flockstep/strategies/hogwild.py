@@ -47,6 +47,7 @@ class Hogwild(Strategy[HogwildState]):
     """
 
     name: ClassVar[str] = "hogwild"
+    revision: ClassVar[int] = 1
 
     @property
     def waits(self) -> bool:

@@ -42,6 +42,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
     """
 
     name: ClassVar[str] = "post_local_sgd"
+    revision: ClassVar[int] = 1
     switch_at: int | float
     period: int
 

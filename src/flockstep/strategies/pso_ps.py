@@ -81,6 +81,7 @@ class PSOPS(Strategy[PSOPSState]):
     """
 
     name: ClassVar[str] = "pso_ps"
+    revision: ClassVar[int] = 1
     period: int = 10
     c1: float = 0.2
     c2: float = 0.9

@@ -56,6 +56,7 @@ class StaleSync(Strategy[StaleSyncState]):
     """
 
     name: ClassVar[str] = "stale_sync"
+    revision: ClassVar[int] = 1
     staleness: int
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from flockstep.data import GlobalBatch, in_order, is_stream, source_of
 from flockstep.device import on_device
 from flockstep.errors import FlockstepError, UnknownName, own_code_error, unknown_name
 from flockstep.fields import number_in, require, require_integer, require_model
+from flockstep.modes import evaluating
 from flockstep.randomness import Purpose, numpy_stream
 from flockstep.schedules import Schedule
 from flockstep.tasks.fit import require_fit
@@ -208,17 +209,15 @@ class Task:
         others are zero.
         """
         device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
         rows = []
-        for number, (batch, count) in enumerate(in_order(data, self.evaluation_batch)):
-            if number % parts != part:
-                rows.append((0.0, 0.0, 0.0))
-                continue
-            batch = on_device(batch, device)
-            loss, score = self._scores_of(model, batch)
-            rows.append((loss * count, score * count, count))
-        model.train(was_training)
+        with evaluating(model):
+            for number, (batch, count) in enumerate(in_order(data, self.evaluation_batch)):
+                if number % parts != part:
+                    rows.append((0.0, 0.0, 0.0))
+                    continue
+                batch = on_device(batch, device)
+                loss, score = self._scores_of(model, batch)
+                rows.append((loss * count, score * count, count))
         return torch.tensor(rows, dtype=torch.float64)
 
     @torch.no_grad()

@@ -45,10 +45,17 @@ class Copy:
     values: dict[str, Any]
     shared: dict[str, str]  # the identities of its shared tensors, by path
     counters: dict[str, Any]
+    moved_from: Tensor | None = None  # where the worker's own model is, if that is not `flat`
+
+    @property
+    def replica(self) -> Tensor:
+        """The flat state of the worker's own model."""
+        return self.flat if self.moved_from is None else self.moved_from
 
     @classmethod
     def of(cls, worker: Worker, figures: Figures) -> Copy:
         tensors, values = save_state(worker.state)
+        replica = worker.replica()
         return cls(
             figures,
             worker.flat.state.detach().clone(),
@@ -56,6 +63,7 @@ class Copy:
             values,
             {path: tensor.identity for path, tensor in shared_tensors(worker.state).items()},
             worker.counters(),
+            None if replica is worker.flat.state else replica.detach().clone(),
         )
 
     def saved(self) -> dict[str, Any]:
@@ -98,8 +106,8 @@ class Pending:
 class Board:
     """Where simulated workers leave their copies.
 
-    The moment t of a look cuts the run by the order of virtual time: what workers asked for until t
-    has happened, what they asked for later has not. Shared tensors are copied when the cut is
+    The moment t of a look cuts the run by the order of virtual time: what had arrived until t has
+    happened, and nothing later. Shared tensors are copied when the cut is
     noticed, at the first event behind it; a worker, when it is next at rest: before its next call
     has an effect, or the step that it was computing at t.
     """
@@ -268,6 +276,7 @@ class Board:
         if worker.comm.rank == 0:
             replicas = [self._at_end[rank] for rank in range(self._workers)]
             self._distances = of_replicas_here(replicas)
+            self._at_end.clear()
         worker.comm.barrier()
         return self._distances
 
@@ -292,7 +301,7 @@ class Board:
         look = table.look(job.epoch_at(worker, table), pending.seconds)
         look = replace(look, loss=loss, accuracy=accuracy, **of_table(table, measure))
         if "replicas" in measure:
-            scores = [self._scores(each.flat, worker)[1] for each in copies]
+            scores = [self._scores(each.replica, worker)[1] for each in copies]
             look = replace(look, **of_replicas(scores))
         if "spread" in measure:
             replicas = torch.stack([_parameters(each, worker) for each in copies]).double()
@@ -323,7 +332,7 @@ class Board:
 
 
 def _parameters(copied: Copy, worker: Worker) -> Tensor:
-    return copied.flat[: worker.flat.count]
+    return copied.replica[: worker.flat.count]
 
 
 def representative(

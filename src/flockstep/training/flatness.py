@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -165,8 +165,10 @@ def flatness(
 
 
 def _checked_scales(scales: Any) -> list[float]:
-    is_list = isinstance(scales, Sequence) and not isinstance(scales, str) and len(scales) > 0
-    require(is_list, "scales", "be numbers such as (0, 0.01, 0.1)", scales)
+    rule = "be numbers such as (0, 0.01, 0.1)"
+    require(isinstance(scales, Iterable) and not isinstance(scales, str), "scales", rule, scales)
+    scales = [each.item() if hasattr(each, "item") else each for each in scales]  # of arrays, too
+    require(len(scales) > 0, "scales", rule, scales)
     for scale in scales:
         require_number("scales", scale, at_least=0, finite=True)
     require(len({*scales}) == len(scales), "scales", "be different from each other", scales)
@@ -175,17 +177,14 @@ def _checked_scales(scales: Any) -> list[float]:
 
 @contextmanager
 def _left_as_it_was(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Gives copies of the parameters; behind it they, buffers and modes are what they were."""
+    """Gives copies of the parameters; behind it they and the buffers are what they were."""
     tensors = [each.detach() for each in (*model.parameters(), *model.buffers())]
     own = [each.clone() for each in tensors]
-    modes = {module: module.training for module in model.modules()}
     try:
         yield own[: len([*model.parameters()])]
     finally:
         for tensor, was in zip(tensors, own, strict=True):
             tensor.copy_(was)
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _directions(own: Sequence[Tensor], noise: str, seed: int, draw: int) -> list[Tensor]:

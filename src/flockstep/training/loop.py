@@ -13,6 +13,7 @@ from flockstep.comm import Comm, Trace
 from flockstep.device import on_device, worker_device
 from flockstep.fields import number_in, require
 from flockstep.models import distribute_batch_norm
+from flockstep.modes import evaluating
 from flockstep.tasks import Task
 from flockstep.training.job import Job, sampling_of
 from flockstep.training.observer import Observer, observer_of
@@ -101,7 +102,7 @@ def _loop(worker: Worker, observer: Observer, job: Job) -> None:
 
 def _report(worker: Worker, observer: Observer, job: Job) -> dict[str, Any]:
     comm, final = worker.comm, observer.final
-    replica = worker.flat.parameters.detach().cpu().clone()
+    replica = worker.replica()[: worker.flat.count].detach().cpu().clone()
     measured, tested = observer.measured()
     if final is None:
         worker.finish()
@@ -138,10 +139,8 @@ def _score(task: Task, model: nn.Module, batch: Any) -> float:
     """The metric on a training batch, in evaluation mode: another pass must not count in batch
     normalisation.
     """
-    model.eval()
-    score = number_in("metric", task.metric(model, batch))
-    model.train()
-    return score
+    with evaluating(model):
+        return number_in("metric", task.metric(model, batch))
 
 
 def _state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from flockstep.training.scoring import (
     of_replicas,
     on_test_data,
     scores_of_all,
+    shown_in,
 )
 from flockstep.worker import Worker
 
@@ -146,7 +147,7 @@ class Observer(ABC):
             return {}, {}  # nobody need meet for that
         found: dict[str, Any] = {}
         tested: dict[str, Any] = {}
-        with worker.comm.off_the_clock():
+        with worker.comm.off_the_clock(), shown_in(worker, worker.replica()):
             if "replicas" in measure:
                 measure.remove("replicas")
                 scores = scores_of_all(worker, task, task.watched)
@@ -261,6 +262,7 @@ class InStep(Observer):
             with comm.off_the_clock():
                 self._look_together(self._gather())
             return
+        self.worker.counters()  # may compute, which nobody should wait for
         comm.in_order(lambda: board.bring(comm.rank, number, self.copy))
         board.judge_complete(self.worker)
         if self.spec.target is not None:

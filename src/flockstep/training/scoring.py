@@ -28,8 +28,9 @@ def judged(
     with shown_in(worker, shown):
         loss, accuracy = mean_scores(_rows_of_all(worker, task))
     look = replace(look, loss=loss, accuracy=accuracy)
-    found = of_all_replicas(worker, task, measure) | of_table(table, measure)
-    return replace(look, **found)
+    with shown_in(worker, worker.replica()):
+        found = of_all_replicas(worker, task, measure)
+    return replace(look, **found, **of_table(table, measure))
 
 
 class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
@@ -38,15 +39,18 @@ class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
     def __init__(self, worker: Worker, state: Tensor) -> None:
         self._flat = worker.flat.state
         self._state = state
+        self._is_another = state is not worker.flat.state
 
     @torch.no_grad()
     def __enter__(self) -> None:
-        self._own = self._flat.clone()
-        self._flat.copy_(self._state)
+        if self._is_another:
+            self._own = self._flat.clone()
+            self._flat.copy_(self._state)
 
     @torch.no_grad()
     def __exit__(self, *exception: object) -> None:
-        self._flat.copy_(self._own)
+        if self._is_another:
+            self._flat.copy_(self._own)
 
 
 def _rows_of_all(worker: Worker, task: Task) -> Tensor:
