@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import flockstep as fs
 from flockstep.models import is_batch_norm
@@ -79,7 +81,7 @@ def test_the_gradient_is_that_of_the_whole_batch_by_finite_differences():
     def losses(shift):
         def program(comm):
             layer = nn.BatchNorm1d(2).double()
-            nn.init.constant_(layer.weight, 1.5)
+            nn.init.constant_(layer.weight, 1.5 + comm.rank)
             model = fs.distribute_batch_norm(nn.Sequential(layer), comm)
             x = torch.arange(8.0, dtype=torch.float64).view(4, 2)[2 * comm.rank :][:2].sin()
             if comm.rank == 0:
@@ -277,5 +279,179 @@ def test_the_mean_of_all_batches_where_there_is_no_momentum():
             seen.append(x)
         expected = torch.stack([x.var(0) for x in seen]).mean(0)
         return torch.allclose(model.running_var, expected)
+
+    assert fs.launch(program, 2) == [True, True]
+
+
+# ---- Half precision
+
+
+def passed(layer, x, slope):
+    """The output of a layer, and the gradient of its input."""
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    out.backward(slope)
+    return out.detach(), x.grad
+
+
+def passed_by_two(layer, x, slope):
+    """The same, where each of two workers has half of the batch."""
+
+    def program(comm):
+        own = fs.distribute_batch_norm(copy.deepcopy(layer), comm)
+        return passed(own, x.chunk(2)[comm.rank], slope.chunk(2)[comm.rank])
+
+    return [torch.cat(parts) for parts in zip(*fs.launch(program, 2), strict=True)]
+
+
+@pytest.mark.parametrize("weight", [1.0, 5000.0])
+def test_sums_over_many_samples_do_not_leave_half_precision(weight):
+    """Slopes of about 16 have sums of 131,000 per worker, and half precision ends at 65,504."""
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.BatchNorm2d(4).half()
+    nn.init.constant_(layer.weight, weight)
+    x = torch.randn(64, 4, 16, 16, generator=generator).half()
+    slope = (16 + 0.2 * torch.randn(x.shape, generator=generator)).half()
+
+    ours, theirs = passed_by_two(layer, x, slope), passed(layer, x, slope)
+    torch.testing.assert_close(ours, list(theirs), rtol=2e-3, atol=2e-3 * weight)
+    assert 0.5 * weight < float(ours[1].abs().max()) < 2 * weight
+
+
+def test_the_statistics_of_half_precision_are_not_rounded_to_it():
+    """Squares of 300 are above 65,504."""
+    generator = torch.Generator().manual_seed(0)
+    x = (300 + torch.randn(64, 4, generator=generator)).half()
+    exact = nn.BatchNorm1d(4).double()(x.double())
+    out, _ = passed_by_two(nn.BatchNorm1d(4).half(), x, torch.ones_like(x))
+    torch.testing.assert_close(out.double(), exact.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_under_autocast_it_returns_what_it_was_given():
+    """The parameters are in single precision, what comes from the layer before is not."""
+
+    def program(comm):
+        plain = net(torch.float32)[:2]
+        ours = fs.distribute_batch_norm(copy.deepcopy(plain), comm)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = [model(X[:12]) for model in (ours, plain)]
+        for out in outputs:
+            out.float().square().sum().backward()
+        torch.testing.assert_close(*outputs)
+        return [out.dtype for out in outputs], ours[1].weight.grad.dtype
+
+    assert fs.launch(program, 2) == [([torch.bfloat16] * 2, torch.float32)] * 2
+
+
+def test_a_large_mean_hides_no_variance_in_single_precision():
+    generator = torch.Generator().manual_seed(0)
+    x = 30_000 + torch.randn(64, 4, generator=generator)
+
+    def program(comm):
+        layer = fs.distribute_batch_norm(nn.BatchNorm1d(4, momentum=1.0), comm)
+        layer(x.chunk(2)[comm.rank])
+        return layer.running_var
+
+    for variance in fs.launch(program, 2):
+        torch.testing.assert_close(variance, x.double().var(0).float(), rtol=1e-6, atol=0)
+
+
+def test_no_copy_of_the_input_is_made_in_double_precision():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            doubles.extend(
+                each.numel()
+                for each in tree_leaves(out)
+                if isinstance(each, torch.Tensor) and each.dtype == torch.float64
+            )
+            return out
+
+    doubles = []
+
+    def program(comm):
+        model = fs.distribute_batch_norm(nn.BatchNorm2d(2), comm)
+        with Seen():
+            model(X)
+
+    fs.launch(program, 2)
+    assert 0 < max(doubles) <= 2 * 2 + 1
+
+
+# ---- What the model holds
+
+
+class Twice(nn.Module):
+    """One layer under two names, and in a child too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.BatchNorm1d(4)
+        self.b = self.a
+        self.register_module("empty", None)
+        self.child = nn.Sequential(nn.Linear(4, 4), self.a)
+
+
+def test_a_layer_in_several_places_stays_one():
+    def program(comm):
+        model = Twice()
+        names = list(model.state_dict())
+        fs.distribute_batch_norm(model, comm)
+        assert list(model.state_dict()) == names
+        return type(model.a), model.b is model.a, model.child[1] is model.a
+
+    assert fs.launch(program, 2) == [(fs.GroupBatchNorm, True, True)] * 2
+
+
+REGISTRATIONS = [
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_state_dict_post_hook",
+    "register_load_state_dict_post_hook",
+]
+
+
+@pytest.mark.parametrize("registration", REGISTRATIONS)
+def test_hooks_that_would_be_lost_are_refused_and_nothing_is_changed(registration):
+    def program(comm):
+        model = net()
+        handle = getattr(model[5], registration)(lambda *_: None)
+        before = list(model)
+        with pytest.raises(
+            fs.InvalidField,
+            match=r"'model' must have no hooks on batch normalisation that is replaced: "
+            r"register them afterwards \(got \['5'\]\)",
+        ):
+            fs.distribute_batch_norm(model, comm)
+        assert all(one is other for one, other in zip(before, model, strict=True))
+
+        if handle is not None:
+            handle.remove()
+            fs.distribute_batch_norm(model, comm)
+            assert isinstance(model[5], fs.GroupBatchNorm)
+
+    fs.launch(program, 1)
+
+
+def test_hooks_on_other_layers_and_on_the_model_stay():
+    def program(comm):
+        model = net()
+        seen = []
+        model.register_forward_hook(lambda *_: seen.append("model"))
+        model[0].register_forward_hook(lambda *_: seen.append("first"))
+        fs.distribute_batch_norm(model, comm)
+        model(X.double())
+        return seen
+
+    assert fs.launch(program, 2) == [["first", "model"]] * 2
+
+
+def test_what_follows_may_change_the_output_in_place():
+    def program(comm):
+        layer = fs.distribute_batch_norm(nn.BatchNorm2d(2, affine=False), comm)
+        x = X.clone().requires_grad_()
+        F.relu(layer(x), inplace=True).sum().backward()
+        return bool(x.grad.isfinite().all())
 
     assert fs.launch(program, 2) == [True, True]

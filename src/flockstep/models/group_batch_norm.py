@@ -70,23 +70,27 @@ class GroupBatchNorm(_BatchNorm):
         self._check_input_dim(x)
         mean, variance, count = self._statistics(x.detach(), self.comm)
         self._remember(mean, variance, count)
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = _at_least_single(x)
         scale = (variance + self.eps).rsqrt()
         normalised: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]
-            x, mean.to(dtype), scale.to(dtype), self.comm, count, self.share()
+            x,
+            self.weight,
+            self.bias,
+            mean.to(dtype),
+            scale.to(dtype),
+            self.comm,
+            count,
+            self.share(),
         )
-        if not self.affine:
-            return normalised
-        return normalised * _along(self.weight, x) + _along(self.bias, x)
+        return normalised
 
     @staticmethod
     def _statistics(x: Tensor, comm: Comm) -> tuple[Tensor, Tensor, float]:
         """μ, σ² and n. What travels is in double precision, so that σ² loses nothing where μ is
         large.
         """
-        values, over = x.double(), _samples_of(x)
-        own = values.new_tensor([x.numel() // x.shape[1]])
-        sums = torch.cat([values.sum(over), (values**2).sum(over), own])
+        own = x.numel() // x.shape[1]
+        sums = torch.cat([*_sums(x, own), x.new_tensor([own], dtype=torch.float64)])
         comm.all_reduce(sums)
 
         count = float(sums[-1])
@@ -113,31 +117,77 @@ class GroupBatchNorm(_BatchNorm):
 
 
 class _Normalised(torch.autograd.Function):
-    """x̂ = (x − μ)/σ, where μ and σ depend on the samples of all workers."""
+    """y = w x̂ + b with x̂ = (x − μ)/σ, where μ and σ depend on the samples of all workers.
+
+    All is computed in at least single precision and rounded once, at the end, as torch's own layers
+    do: in half precision a sum over samples soon is infinite.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, mean: Tensor, scale: Tensor, comm: Comm, count: float, share: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        scale: Tensor,
+        comm: Comm,
+        count: float,
+        share: float,
     ) -> Tensor:
-        normalised = ((x - _along(mean, x)) * _along(scale, x)).to(x.dtype)
-        ctx.save_for_backward(normalised, scale)
+        ctx.save_for_backward(x, weight, mean, scale)
         ctx.comm, ctx.count, ctx.share = comm, count, share
-        return normalised
+
+        result = (x - _along(mean, x)) * _along(scale, x)
+        if weight is not None and bias is not None:
+            result = result * _along(weight, x) + _along(bias, x)
+        return result.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """∂L/∂x = (g − mean g − x̂ · mean g·x̂)/σ, with means over the samples of all workers.
+        """∂L/∂x = (g − mean g − x̂ · mean g·x̂)/σ, with g = w ∂L/∂y and means over the samples of
+        all workers; ∂L/∂b = Σ ∂L/∂y and ∂L/∂w = Σ x̂ ∂L/∂y over the worker's own.
 
         A worker's g is of its own loss, and counts for as much as its share of the loss of all."""
-        normalised, scale = ctx.saved_tensors
-        over = _samples_of(slope)
-        sums = torch.cat([slope.sum(over), (slope * normalised).sum(over)]).double() * ctx.share
+        x, weight, mean, scale = ctx.saved_tensors
+        over = _samples_of(x)
+        slope = slope.to(scale.dtype)
+        normalised = (x - _along(mean, x)) * _along(scale, x)
+        of_bias, of_weight = slope.sum(over), (slope * normalised).sum(over)
+
+        factor = torch.ones_like(scale) if weight is None else weight.to(scale.dtype)
+        sums = torch.cat([factor * of_bias, factor * of_weight]).double() * ctx.share
         ctx.comm.all_reduce(sums)
         means = (sums / (ctx.share * ctx.count)).to(scale.dtype)
-        mean, mean_along = (_along(each, slope) for each in means.chunk(2))
-        gradient = (slope - mean - normalised * mean_along) * _along(scale, slope)
-        return gradient.to(slope.dtype), None, None, None, None, None
+        mean_slope, mean_along = (_along(each, x) for each in means.chunk(2))
+        slope = slope * _along(factor, x)
+        gradient = (slope - mean_slope - normalised * mean_along) * _along(scale, x)
+
+        rest = (None,) * 5
+        if weight is None:
+            return gradient.to(x.dtype), None, None, *rest
+        return gradient.to(x.dtype), of_weight.to(weight.dtype), of_bias.to(weight.dtype), *rest
+
+
+def _at_least_single(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _sums(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Σ x and Σ x² of each channel, in double precision, of which `x` itself needs no copy:
+
+    Σ x = n m     and     Σ x² = n (v + m²),     with the mean m and the variance v of the n samples
+    """
+    if count == 0:  # nothing has no mean
+        nothing = x.new_zeros(x.shape[1], dtype=torch.float64)
+        return nothing, nothing
+    over = _samples_of(x)
+    near = x.mean(over, dtype=_at_least_single(x))
+    # near is rounded; what is left of x beside it is small, and so are the errors of its moments
+    variance, rest = torch.var_mean(x - _along(near, x), over, correction=0)
+    mean = near.double() + rest.double()
+    return count * mean, count * (variance.double() + mean**2)
 
 
 def _samples_of(x: Tensor) -> list[int]:
@@ -155,7 +205,8 @@ def distribute_batch_norm(model: nn.Module, comm: Comm, share: Share = _equal_sh
     them with `comm.split(…)`. Changes `model` and returns it.
 
     Parameters and statistics stay the same tensors under the same names, so the optimizer may be
-    there already. Do it on all workers, before `fs.Worker` is made.
+    there already. A layer that the model holds in several places stays one. Do it on all workers,
+    before hooks are registered on these layers and before `fs.Worker` is made.
 
     Example:
         model = fs.distribute_batch_norm(model, comm.split(comm.rank // 4))
@@ -163,13 +214,36 @@ def distribute_batch_norm(model: nn.Module, comm: Comm, share: Share = _equal_sh
     """
     require_model(model)
     require(isinstance(comm, Comm), "comm", "be what a launched program is given", comm)
-    if is_batch_norm(model):
-        return GroupBatchNorm(model, comm, share)  # type: ignore[arg-type]
+    _require_no_hooks(model)
+    group_layer = {
+        layer: GroupBatchNorm(layer, comm, share)
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm)
+    }
+    if isinstance(model, _BatchNorm):
+        return group_layer[model]
+
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_batch_norm(child):
-                setattr(parent, name, GroupBatchNorm(child, comm, share))  # type: ignore[arg-type]
+        # not named_children(), which leaves out a child's second name
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, group_layer[child])
     return model
+
+
+def _require_no_hooks(model: nn.Module) -> None:
+    """Those of a layer that is replaced would be called no more."""
+    hooked = [
+        name or type(layer).__name__
+        for name, layer in model.named_modules()
+        if is_batch_norm(layer) and _has_hooks(layer)
+    ]
+    rule = "have no hooks on batch normalisation that is replaced: register them afterwards"
+    require(not hooked, "model", rule, hooked)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return any(value for name, value in vars(layer).items() if "_hooks" in name)
 
 
 def is_batch_norm(layer: nn.Module) -> bool:
