@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum, unique
 from typing import Any
 
@@ -58,6 +59,7 @@ class Purpose(IntEnum):
     GROUPING = 20  # time: who is in which group of EAWild, drawn anew at each exchange
     PARAMETER_NOISE = 21  # draw: what `flatness` adds to parameters
     PAIRS = 22  # workers: of which the distance is measured; seed 0, the same in every run
+    RECALIBRATION = 23  # what data draw while statistics are recomputed; seed 0, always the same
 
 
 def require_seed(seed: int) -> None:
@@ -105,6 +107,14 @@ def seed_torch(seed: int, rank: int) -> None:
     """Give torch's global generators the stream of a worker that is alone in its process."""
     torch.manual_seed(stream_seed(Purpose.WORKER, seed, rank))  # those of all devices
     torch.set_rng_state(torch_stream(Purpose.WORKER, seed, rank).get_state())
+
+
+@contextmanager
+def drawing_from(purpose: Purpose, seed: int, *numbers: int) -> Iterator[None]:
+    """Torch's global generator is that stream inside, and goes on as before behind."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(torch_stream(purpose, seed, *numbers).get_state())
+        yield
 
 
 def saved_generators() -> dict[str, Any]:

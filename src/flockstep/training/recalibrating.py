@@ -12,6 +12,7 @@ from flockstep.data import is_stream, source_of
 from flockstep.fields import require
 from flockstep.flat import FlatModel, outside_tensors
 from flockstep.models import recalibrate
+from flockstep.randomness import Purpose, drawing_from
 from flockstep.worker import Worker
 
 
@@ -26,6 +27,14 @@ def recalibration_data(train: Any, samples: int) -> Any:
     return Subset(train, [number * known // count for number in range(count)])
 
 
+def with_own_statistics(model: nn.Module, data: Any) -> None:
+    """Recompute the statistics of `model`. What the data draw is nothing to the run, and the same
+    every time.
+    """
+    with drawing_from(Purpose.RECALIBRATION, 0):
+        recalibrate(model, data)
+
+
 @torch.no_grad()
 def recalibrated(model: nn.Module, flat: FlatModel, state: Tensor, data: Any) -> Tensor:
     """The flat state of a model with the statistics that belong to its parameters; all of `model`
@@ -33,8 +42,7 @@ def recalibrated(model: nn.Module, flat: FlatModel, state: Tensor, data: Any) ->
     """
     before = [each.clone() for each in (flat.state, *outside_tensors(model))]
     flat.state.copy_(state)
-    with torch.random.fork_rng(devices=[]):  # what the data draw is nothing to the run
-        recalibrate(model, data)
+    with_own_statistics(model, data)
     found = flat.state.clone()
     for tensor, was in zip((flat.state, *outside_tensors(model)), before, strict=True):
         tensor.copy_(was)

@@ -20,7 +20,6 @@ from flockstep.errors import CheckpointError, InvalidField, WorkerLost, unknown_
 from flockstep.fields import require, require_flag, require_path
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
-from flockstep.models import recalibrate
 from flockstep.result import Look, Result, described
 from flockstep.spec import RunSpec
 from flockstep.strategies import Strategy
@@ -29,6 +28,7 @@ from flockstep.training.job import Job, Keeping
 from flockstep.training.loop import train
 from flockstep.training.preparing import prepared
 from flockstep.training.progress_bar import steps_bar
+from flockstep.training.recalibrating import with_own_statistics
 from flockstep.training.reporting import OnLook, Reporter
 from flockstep.training.resuming import (
     how_often,
@@ -300,7 +300,7 @@ def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) 
     report = next(report for report in reports if report["model"] is not None)
     model = job.task.model_of(report["model"])
     if job.recalibration is not None and not report["has_reached"]:  # whose look has done that
-        recalibrate(model, job.recalibration)
+        with_own_statistics(model, job.recalibration)
     loss, accuracy = job.task.evaluate(model)
     metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
     history = _history(job, report, model, (loss, accuracy))
