@@ -111,7 +111,7 @@ class Worker:
         self.weight_decay_schedule = weight_decay_schedule
         self._paced = optimizer if isinstance(optimizer, Paced) else None
         require_steps_alone(optimizer)
-        strategy.require_optimizer(optimizer)
+        self._hooks.require_optimizer(optimizer)
         self.clipping: Clipping | None = None
         self.gradient_norm: float | None = None
         self.scaler: GradScaler | None = None  # the last one that `step` was given

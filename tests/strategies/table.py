@@ -218,9 +218,9 @@ TABLE = [
 
 # More of them, where a strategy's fields change what it keeps in its state, or how it ends.
 VARIANTS: list[fs.Strategy[Any]] = [
-    *(make(codec) for codec in CODECS for make in (
+    *(fs.LocalSGD(3, codec=codec) for codec in CODECS),
+    *(make(codec) for codec in (fs.OneBit(), fs.PowerSGD(1)) for make in (
         lambda codec: fs.SyncSGD(codec=codec),
-        lambda codec: fs.LocalSGD(3, codec=codec),
         lambda codec: fs.DiLoCo(3, codec=codec),
     )),
     fs.Households(4, 8, 2, neighbourhoods=2, neighbourhood_period=4, codec=fs.QSGD(4)),

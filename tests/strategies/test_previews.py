@@ -28,7 +28,7 @@ NEVER_WAIT = {
 CASES = [
     pytest.param(strategy, model, id=f"{strategy!r} {name}")
     for model, name, strategies in (
-        (net, "plain", [row.strategy for row in TABLE]),
+        (net, "plain", [row.strategy for row in TABLE[::4]]),
         (net_with_statistics, "with statistics", ALL),
     )
     for strategy in strategies

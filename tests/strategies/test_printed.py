@@ -548,7 +548,8 @@ def test_delay_compensation_can_be_looked_at():
     assert len(fs.run("digits-mlp", strategy, workers=2, **fields).history) == 3
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_delay_compensation_refuses_momentum_before_workers_start(workers):
-    with pytest.raises(fs.InvalidField, match="'optimizer' must be SGD without momentum"):
-        fs.run("digits-mlp", fs.AsyncSGD(delay_compensation=0.1), workers=workers, steps=2)
+def test_delay_compensation_refuses_momentum_before_workers_start():
+    fields = {"steps": 2}
+    with pytest.raises(fs.InvalidField, match="^'optimizer' must be SGD without momentum"):
+        fs.run("digits-mlp", fs.AsyncSGD(delay_compensation=0.1), workers=2, **fields)
+    fs.run("digits-mlp", fs.AsyncSGD(delay_compensation=0.1), workers=1, **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from itertools import islice
 
 import pytest
 import torch
@@ -135,7 +136,7 @@ def test_any_model_trains_with_any_optimizer_and_ends_equal_on_all_workers(row, 
         net = MODELS[model]()
         worker = fs.Worker(comm, net, OPTIMIZERS["adam"](net), row.strategy)
         worker.total_steps = 10
-        for x, y in batches():
+        for x, y in islice(batches(), 6):
             inputs = x.to(next(net.parameters()).dtype)
             loss = worker.adjust_loss(F.cross_entropy(net(inputs).float(), y), (inputs, y))
             loss.backward()

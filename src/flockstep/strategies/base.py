@@ -75,9 +75,7 @@ class Strategy(Generic[State]):
         return None
 
     def require_optimizer(self, optimizer: Optimizer) -> None:
-        """Complain of an optimizer that the method cannot work with; also where a worker is
-        alone.
-        """
+        """Complain of an optimizer that the method cannot work with."""
 
     def init(self, worker: Worker) -> State:
         """The worker's state: data, and handles that are marked with `fs.handle()`. All replicas

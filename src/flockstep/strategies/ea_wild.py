@@ -54,11 +54,12 @@ class EAWild(Strategy[EAWildState]):
         period: optimizer steps between exchanges.
         alpha: the moving rate α; None is 0.9 / (number of workers or groups that pull), unless
             `rho` is given.
-        rho: ρ of α = η_t·ρ, with the learning rate of that step. Not with alpha.
+        rho: ρ of α = η_t·ρ, with the learning rate of that step (of the first group of
+            parameters); above α = 1 a pull overshoots. Not with alpha.
         groups: into how many equal groups the workers are divided; None: no groups.
         grouping: who is in one group: neighbours in rank ("adjacent"), or at each exchange others,
             drawn anew ("random"), to whom the delegate brings its parameters and its optimizer's
-            state. Random groups cannot go on without a lost worker.
+            state. Only with `groups`. Random groups cannot go on without a lost worker.
         delegate: who pulls for its group, its "first" worker that is there or a "random" one each
             time.
         order: "printed", or "after_step": the pull is that of the parameters which the step has

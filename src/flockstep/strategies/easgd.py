@@ -51,8 +51,9 @@ class EASGD(Strategy[Centre]):
     Fields:
         period: optimizer steps between exchanges (τ in the paper).
         alpha: the moving rate α; None is 0.9/w, the paper's choice, unless `rho` is given.
-        rho: ρ of α = η_t·ρ, with the learning rate of that step: the pull follows warm-up and
-            decay. Not with alpha.
+        rho: ρ of α = η_t·ρ, with the learning rate of that step (of the first group of
+            parameters): the pull follows warm-up and decay; above α = 1 it overshoots. Not with
+            alpha.
         mode: "round_robin": workers hold the lock in turns, in rank order; "first_come": in the
             order in which they come (asynchronous EASGD); "sync": all at once.
         order: "printed", or "after_step": the pull is that of the parameters which the step has

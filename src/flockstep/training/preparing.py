@@ -31,7 +31,8 @@ def prepared(
     task = spec.find_task().loaded()
     model = task.check()
     optimizer = spec.make_optimizer(task, model.parameters())
-    spec.strategy.require_optimizer(optimizer)
+    if spec.workers > 1:  # who is alone trains plainly
+        spec.strategy.require_optimizer(optimizer)
     if spec.weight_decay_schedule is not None:
         require_decay(optimizer)
     if spec.batch_norm_group is not None:
