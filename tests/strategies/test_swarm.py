@@ -253,11 +253,11 @@ def test_a_share_of_an_unknown_number_of_steps_is_refused():
         (fs.EAWild(groups=3), r"'groups' must divide the number of workers, 4 \(got 3\)"),
         (
             fs.SyncSGD("hierarchical:3"),
-            r"'all_reduce' must have groups that divide the workers, 4 \(got 'hybrid:3'",
+            r"'all_reduce' must have groups that divide the workers, 4 \(got 'hier",
         ),
         (
             fs.SyncSGD("hybrid:3"),
-            r"'all_reduce' must have groups that divide the workers, 4 \(got 'hier",
+            r"'all_reduce' must have groups that divide the workers, 4 \(got 'hybrid:3'",
         ),
         (
             fs.SyncSGD("torus:3x2"),
