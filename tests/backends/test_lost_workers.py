@@ -440,6 +440,9 @@ class Dying(fs.Strategy[Any]):
         self._at("on_gradients", worker)
         self.of.on_gradients(worker, state)
 
+    def optimizer_step(self, worker, state):
+        self.of.optimizer_step(worker, state)
+
     def after_step(self, worker, state):
         self.of.after_step(worker, state)
         self._at("after_step", worker)
