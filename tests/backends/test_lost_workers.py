@@ -531,7 +531,7 @@ def test_a_worker_lost_at_the_very_end_is_not_missed_by_the_others(lossy):
     deaths = {0: ("finish", 9)}
     result = fs.run(
         "digits-mlp",
-        Dying(fs.EASGD(period=3), deaths),
+        Dying(fs.EASGD(period=1), deaths),
         3,
         lossy,
         epochs=1,
