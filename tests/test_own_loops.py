@@ -85,10 +85,10 @@ def test_two_models_of_different_sizes_on_local_processes(local):
         torch.manual_seed(0)
         models = [nn.Linear(3, 1, bias=False), nn.Sequential(nn.Linear(3, 40), nn.Linear(40, 1))]
         workers = [
-            fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.1), fs.EAWild(1))
+            fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.03), fs.EAWild(1))
             for model in models
         ]
-        for _ in range(50):
+        for _ in range(150):
             for worker, target in zip(workers, (1.0, -1.0), strict=True):
                 push(worker, target)
         return [worker.finish()(torch.eye(3)).mean().item() for worker in workers]
