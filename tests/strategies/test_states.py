@@ -134,7 +134,7 @@ REPEATS = [
     fs.NoSync(0.3, staleness=2),
     fs.PSOPS(2),
     fs.EASGD(2),
-    fs.EAMSGD(2),
+    fs.EAMSGD(2, mode="round_robin"),
     fs.SlowMo(3),
     fs.Codistillation(2, 2, 0),
 ]
