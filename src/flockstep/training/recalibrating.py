@@ -28,8 +28,8 @@ def recalibration_data(train: Any, samples: int) -> Any:
 
 
 def with_own_statistics(model: nn.Module, data: Any) -> None:
-    """Recompute the statistics of `model`. What the data draw is nothing to the run, and the same
-    every time.
+    """Recompute the statistics of a model whose run has ended. What the data draw is the same every
+    time.
     """
     with drawing_from(Purpose.RECALIBRATION, 0):
         recalibrate(model, data)
@@ -42,7 +42,10 @@ def recalibrated(model: nn.Module, flat: FlatModel, state: Tensor, data: Any) ->
     """
     before = [each.clone() for each in (flat.state, *outside_tensors(model))]
     flat.state.copy_(state)
-    with_own_statistics(model, data)
+    # What the data draw is nothing to the run. Not another stream: workers beside this one, whose
+    # generator is the same, must not see it change.
+    with torch.random.fork_rng(devices=[]):
+        recalibrate(model, data)
     found = flat.state.clone()
     for tensor, was in zip((flat.state, *outside_tensors(model)), before, strict=True):
         tensor.copy_(was)
