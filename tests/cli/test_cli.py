@@ -185,8 +185,7 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep, tmp_path, monk
 @pytest.mark.parametrize("strategy", DEMO_STRATEGIES, ids=lambda strategy: strategy.name)
 def test_no_method_of_the_demo_looks_broken_for_want_of_a_setting(strategy):
     """Its simulated workers, and as many as it has processes."""
-    # Two are few for those whose exchanges are rare.
-    for workers in (8, 2) if isinstance(strategy, fs.DiLoCo | fs.Codistillation) else (8,):
+    for workers in (8, 2):
         accuracy = fs.run("digits-mlp", strategy, workers, epochs=10).metrics["test_accuracy"]
         assert accuracy > (0.87 if strategy.name == "independent" else 0.92)
 

@@ -133,10 +133,10 @@ SHARING = [
 ]
 
 
+@pytest.mark.parametrize("every", ["5 steps", "0.05 seconds"])
 @pytest.mark.parametrize("strategy", SHARING, ids=str)
-def test_a_target_changes_nothing_before_it_is_reached(strategy):
+def test_a_target_changes_nothing_before_it_is_reached(strategy, every):
     fields = {"compute": UNEVEN, "steps": 40, "seed": 1, "measure": "staleness"}
-    every = "0.05 seconds" if strategy.waits else "5 steps"
     whole = short(strategy, look_every=every, lanes=1, **fields)
     missed = short(strategy, look_every=every, target=2, lanes=1, **fields)
     assert missed.history == whole.history
