@@ -19,6 +19,10 @@ BOUNDS: dict[fs.Codec, float] = {
     fs.OneBit(): 6,
     fs.TopK(0.01): 30,
     fs.QSGD(4): 30,
+    fs.SignSGD(): 6,
+    fs.TernGrad(): 30,
+    fs.Natural(): 30,
+    fs.QuantisedTopK(0.01): 30,
 }
 
 

@@ -38,8 +38,10 @@ GROUPS = {
     ),
     "The swarm": ("nosync", "pso_ps"),
     "The elastic family": ("easgd", "eamsgd", "ea_wild"),
-    "Asynchronous gradients": ("hogwild", "async_sgd", "downpour", "stale_sync"),
-    "Partial communication": ("gosgd", "ad_psgd", "d_psgd"),
+    "Asynchronous gradients": (
+        *("hogwild", "async_sgd", "downpour", "stale_sync", "all_to_all_sgd"),
+    ),
+    "Partial communication": ("gosgd", "ad_psgd", "d_psgd", "sgp"),
     "Codistillation": ("codistillation",),
 }
 CODEC_GROUP = "Codecs"

@@ -9,7 +9,9 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +33,10 @@ BUILDS_ON = {
     "notation": {"backends", "data", "strategies", "schedules"},
     "intervals": {"fields"},
     "launch": {"backends"},
+    "jax": {"numpy"},
+    "numpy": {"node_worker"},
+    "node_worker": {"worker", "node"},
+    "worker_optimizer": {"worker"},
     "worker": {"checkpoints", "modes", "data", "gradients", "agreement", "schedules"},
     "checkpoints": {"strategies", "flat", "folders"},
     "agreement": {"comm"},
@@ -39,12 +45,13 @@ BUILDS_ON = {
     "backends": {"comm", "network", "randomness"},
     "models": {"comm", "data", "device", "modes"},
     "codecs": {"randomness"},
-    "optimizers": {"comm", "schedules"},
-    "comm": {"network", "randomness"},
+    "optimizers": {"comm", "schedules", "node"},
+    "comm": {"network", "codecs"},
     "data": {"randomness", "folders"},
     "schedules": {"intervals"},
     "network": {"units"},
     "units": {"fields"},
+    "node": {"flat"},
     "flat": {"fields"},
     "gradients": {"fields"},
     "modes": set(),
@@ -161,8 +168,8 @@ def test_a_strategys_docstring_has_its_parts(strategy):
         assert "Paper" in text
         assert all(f"{field.name}:" in text for field in dataclasses.fields(strategy))
     example = text.split("Example:")[1].strip()
-    metrics = eval(example, {"fs": fs}).metrics
-    assert metrics["test_accuracy"] > 0.7
+    run = SimpleNamespace(**vars(fs) | {"run": partial(fs.run, target=0.7)})
+    assert eval(example, {"fs": run}).metrics["test_accuracy"] >= 0.7
 
 
 def test_importing_the_library_is_light():
@@ -170,7 +177,7 @@ def test_importing_the_library_is_light():
     code = (
         "import flockstep, sys\n"
         "heavy = ('sklearn', 'ray', 'scipy', 'torch._dynamo', 'tensorboard', 'mlflow', 'wandb', "
-        "'PIL')\n"
+        "'PIL', 'jax', 'optax', 'transformers', 'accelerate', 'lightning')\n"
         "print([m for m in heavy if m in sys.modules])\n"
     )
     done = subprocess.run(

@@ -244,7 +244,7 @@ REFUSED = {
     "network-number": (lambda: launch(network=3), "'network' must be one such as "),
     "network-list": (
         lambda: fs.Network.preset([]),
-        "'network' must be a name such as 'ideal' (got [])",
+        "'network' must be a name such as 'home-uplinks' (got [])",
     ),
     "compute-negative": (
         lambda: run(compute=-1),

@@ -208,6 +208,18 @@ def block(language: str) -> str:
 
 
 @pytest.mark.cluster  # a pip and two programs of its own
+def test_the_example_of_workers_that_fail_runs(capsys):
+    page = (DOCS / "cluster.md").read_text()
+    (example,) = [each for each in fenced("python", page) if "fs.Faults" in each]
+    names: dict[str, object] = {}
+    exec(example, names)
+    lost = {each["rank"]: (each["step"], each["seconds"]) for each in names["result"].lost}
+    assert lost.keys() == {3, 5}
+    assert lost[3][0] == 20
+    assert lost[5][1] == 0.4
+    assert "'rank': 3" in capsys.readouterr().out
+
+
 def test_a_strategy_of_ones_own_is_short_installs_and_runs(tmp_path):
     assert len(block("toml").splitlines()) + len(block("python").splitlines()) < 40
     package, site = tmp_path / "package", tmp_path / "site"
@@ -263,6 +275,19 @@ def test_the_page_of_data_runs_and_names_everything(capsys):
         fs.SmoothedLoss,
     }
     assert all(f"`fs.{recipe.__name__}(" in page for recipe in recipes - {fs.Constant})
+
+
+def test_the_page_of_programs_runs(capsys):
+    """The sparse asynchronous SGD learns, of a hundredth of each change."""
+    first, second = fenced("python", (DOCS / "own_program.md").read_text())
+    names: dict[str, object] = {}
+    exec(compile(first, "own_program.md", "exec"), names)
+    said = re.match(r"accuracy (.*), (.*) bytes sent by rank 0, ", capsys.readouterr().out)
+    accuracy, nbytes = map(float, said.groups())
+    assert accuracy > 0.8
+    assert nbytes == 4 * 640 + 200 * 6 * 8 + 50 * 4 * 640 + 4 * 640
+    exec(compile(second, "own_program.md", "exec"), names)
+    assert capsys.readouterr().out == "1.0 1.0 1.0\n"
 
 
 def test_the_example_runs_where_it_stands(local):

@@ -27,6 +27,12 @@ def test_own_loop(arguments, run):
     assert accuracy > 0.85
 
 
+@pytest.mark.parametrize("arguments", [(), ("local", "2"), ("sim", "4", "mixed")])
+def test_jax_loop(arguments, run):
+    accuracy = float(re.search(r"accuracy (\d\.\d+)", run("jax_loop.py", *arguments))[1])
+    assert accuracy > 0.85
+
+
 def test_slow_worker(run):
     """The first figure of a line is with equal workers, the second with one that is four times
     as slow.
@@ -42,4 +48,5 @@ def test_slow_worker(run):
 
 
 def test_no_example_is_left_out():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"own_loop.py", "slow_worker.py"}
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {"own_loop.py", "jax_loop.py", "slow_worker.py"}

@@ -65,8 +65,8 @@ def test_two_models_on_one_comm_get_what_two_runs_give(row: Row):
                 model = nn.Linear(3, 1, bias=False)
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.05 + 0.01 * comm.rank)
                 workers.append((fs.Worker(comm, model, optimizer, row.strategy), target))
-                workers[-1][0].total_steps = 12
-            for _ in range(12):
+                workers[-1][0].total_steps = 9
+            for _ in range(9):
                 for worker, target in workers:
                     push(worker, target)
             return [worker.finish().weight.detach().clone() for worker, _ in workers]

@@ -159,10 +159,14 @@ DRAWING = [
 CODECS_TO_TRY = [
     fs.Float16(),
     fs.Int8(),
+    fs.Natural(),
     fs.OneBit(),
+    fs.SignSGD(),
     fs.QSGD(4),
+    fs.TernGrad(),
     fs.Threshold(0.01),
     fs.TopK(0.1),
+    fs.QuantisedTopK(0.1),
     fs.RandomK(0.1),
     fs.PowerSGD(1),
 ]

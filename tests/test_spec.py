@@ -120,6 +120,7 @@ def test_any_other_difference_is_one_of_the_id():
                 "validation": 0.1,
                 "network": "wifi",
                 "compute": "measured",
+                "faults": "faults(deaths={1: 0.5})",
                 "look_every": "2 epochs",
                 "look_at": "synchronisation",
                 "drop_last": True,
@@ -406,6 +407,8 @@ def test_a_module_is_not_loaded_before_it_is_needed():
 def test_backends_become_their_names_and_a_simulators_settings_the_specs():
     simulator = fs.Simulator(fs.Network.preset("wifi"), fs.Compute(0.5), lanes=2)
     assert digits(backend=simulator) == digits(network="wifi", compute="compute(0.5)", lanes=2)
+    faults = fs.Faults({1: 2}, pause_rate=0.1)
+    assert digits(backend=fs.Simulator(faults=faults)).faults == faults
     assert digits(backend=fs.LocalProcesses()).backend == "local"
     assert digits(backend=fs.Torchrun()).workers is None
     with pytest.raises(InvalidField, match="'lanes' must be set on the backend object"):
@@ -414,6 +417,16 @@ def test_backends_become_their_names_and_a_simulators_settings_the_specs():
     assert isinstance(own.backend, CoreOnly)
     with pytest.raises(SpecError, match=r"^backend CoreOnly cannot be written as text"):
         own.to_toml()
+
+
+def test_faults_are_part_of_a_run_unless_nothing_can_happen():
+    faults = fs.Faults({1: "3 steps"}, [fs.Pause(0, seconds=2)])
+    spec = digits(faults=faults)
+    assert fs.RunSpec.from_toml(spec.to_toml()) == fs.RunSpec.from_json(spec.to_json()) == spec
+    assert digits(faults="faults({1: '3 steps'}, [pause(0, seconds=2)])") == spec
+    assert spec.id != digits().id == digits(faults=fs.Faults()).id
+    with pytest.raises(InvalidField, match="'faults' must be left out with a backend other than"):
+        digits(faults=faults, backend="local")
 
 
 # ---- What a run makes of it

@@ -157,23 +157,28 @@ def test_any_optimizer_and_gradient_accumulation(optimizer, accumulate):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", [fs.LocalSGD(period=2), fs.EAWild()], ids=lambda s: s.name)
-def test_any_model_trains_and_ends_equal_on_all_workers(backend, model, strategy):
+def test_any_model_trains_and_ends_equal_on_all_workers(backend):
     """Every strategy does in the simulator: a property of the table. Here a collective and a
-    shared tensor for all.
+    shared tensor for all, in one launch.
     """
 
     def program(comm):
-        net = MODELS[model]()
-        with_worker(comm, net, OPTIMIZERS["adam"](net), strategy)
-        return net.state_dict()
+        strategies = (fs.LocalSGD(period=2), fs.EAWild())
+        # All are drawn before the first step: simulated workers may then compute side by side.
+        nets = {(each, model): MODELS[model]() for each in strategies for model in MODELS}
+        states = {}
+        for (strategy, model), net in nets.items():
+            with_worker(comm, net, OPTIMIZERS["adam"](net), strategy)
+            for name, value in net.state_dict().items():
+                states[strategy.name, model, name] = value
+        return states
 
     first, *others = fs.launch(program, 3, backend)
-    for name, value in first.items():
-        assert value.isfinite().all()
-        if not name.endswith("num_batches_tracked"):
-            assert all(torch.equal(value, other[name]) for other in others), name
+    assert {model for _, model, _ in first} == set(MODELS)
+    for key, value in first.items():
+        assert value.isfinite().all(), key
+        if not key[-1].endswith("num_batches_tracked"):
+            assert all(torch.equal(value, other[key]) for other in others), key
 
 
 def test_a_local_run_works_in_one_process_of_its_own(local):
@@ -397,3 +402,24 @@ def test_all_hooks_are_told_the_same_length_of_the_training(accumulate):
 
     fs.launch(program, 2)
     assert Noting.told == {name: {12 // accumulate} for name in ("on_gradients", "after_step")}
+
+
+@pytest.mark.parametrize("change", ["replace", "add", "remove"])
+def test_a_model_whose_parameters_become_others_is_an_error(change):
+    def program(comm):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        worker = fs.Worker(comm, model, torch.optim.SGD(model.parameters(), 0.1), fs.LocalSGD(2))
+        for step in range(2):
+            loss = model(torch.ones(4, 3)).sum()
+            loss.backward()
+            if step and change == "replace":
+                model[0].weight = nn.Parameter(torch.zeros(2, 3))
+            elif step and change == "add":
+                model.append(nn.Linear(2, 2))
+            elif step:
+                del model[1]
+            worker.step(loss)
+
+    named = {"replace": "'0.weight'", "add": "'2.bias', '2.weight'", "remove": "'one is gone'"}
+    with pytest.raises(fs.FlockstepError, match=rf"other parameters than .*\({named[change]}\)"):
+        fs.launch(program, 2)

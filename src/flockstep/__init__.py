@@ -7,17 +7,34 @@
 Everything public is importable from here.
 """
 
-from flockstep import models
-from flockstep.backends import Backend, Compute, Launch, LocalProcesses, Ray, Simulator, Torchrun
+import importlib
+from typing import Any
+
+from flockstep import models, numpy
+from flockstep.backends import (
+    Backend,
+    Compute,
+    Faults,
+    Launch,
+    LocalProcesses,
+    Pause,
+    Ray,
+    Simulator,
+    Torchrun,
+)
 from flockstep.codecs import (
     QSGD,
     Codec,
     Float16,
     Int8,
     Memory,
+    Natural,
     OneBit,
     PowerSGD,
+    QuantisedTopK,
     RandomK,
+    SignSGD,
+    TernGrad,
     Threshold,
     TopK,
 )
@@ -48,6 +65,7 @@ from flockstep.errors import (
     DeadlockError,
     FlockstepError,
     InvalidField,
+    MessageLost,
     MismatchError,
     NonFiniteLoss,
     RecordError,
@@ -66,7 +84,9 @@ from flockstep.models import (
     distribute_batch_norm,
     recalibrate,
 )
-from flockstep.network import Link, Network
+from flockstep.network import Link, LinkChange, Network, Route, Site
+from flockstep.node import Node
+from flockstep.node_worker import NodeWorker
 from flockstep.optimizers import (
     LAMB,
     LARS,
@@ -96,7 +116,9 @@ from flockstep.strategies import (
     EAMSGD,
     EASGD,
     PSOPS,
+    SGP,
     AdaComm,
+    AllToAllSGD,
     AsyncSGD,
     BestOnly,
     Codistillation,
@@ -146,8 +168,16 @@ from flockstep.tasks import (
 )
 from flockstep.training import Flatness, flatness, resume, run
 from flockstep.worker import Worker
+from flockstep.worker_optimizer import WorkerOptimizer
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "jax":  # an extra, and heavy: imported when somebody asks for it
+        return importlib.import_module("flockstep.jax")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ADPSGD",
@@ -158,7 +188,9 @@ __all__ = [
     "LARS",
     "PSOPS",
     "QSGD",
+    "SGP",
     "AdaComm",
+    "AllToAllSGD",
     "Assignment",
     "AsyncSGD",
     "Backend",
@@ -179,6 +211,7 @@ __all__ = [
     "Downpour",
     "EAWild",
     "Ensemble",
+    "Faults",
     "FinalCollapse",
     "FineGrained",
     "Flatness",
@@ -203,6 +236,7 @@ __all__ = [
     "Launch",
     "LinearScaling",
     "Link",
+    "LinkChange",
     "LocalProcesses",
     "LocalSGD",
     "LockFreeBound",
@@ -211,20 +245,26 @@ __all__ = [
     "MLflow",
     "MediumCoarse",
     "Memory",
+    "MessageLost",
     "MismatchError",
+    "Natural",
     "NeighbourhoodOverlap",
     "Network",
     "NoSync",
+    "Node",
+    "NodeWorker",
     "NonFiniteLoss",
     "OneBit",
     "OptimizerSpec",
     "Outcome",
     "PadCropFlip",
+    "Pause",
     "Polynomial",
     "PostLocalSGD",
     "PowerSGD",
     "Progress",
     "Published",
+    "QuantisedTopK",
     "RMSpropWarmup",
     "RandomK",
     "Ray",
@@ -232,11 +272,14 @@ __all__ = [
     "ResizedCropFlip",
     "Result",
     "ResultError",
+    "Route",
     "RunSpec",
     "Sampling",
     "Schedule",
     "SharedTensor",
+    "SignSGD",
     "Simulator",
+    "Site",
     "SlowMo",
     "SlowStart",
     "SmoothedLoss",
@@ -248,6 +291,7 @@ __all__ = [
     "SyncSGD",
     "Task",
     "TensorBoard",
+    "TernGrad",
     "Threshold",
     "TopK",
     "Torchrun",
@@ -259,6 +303,7 @@ __all__ = [
     "Worker",
     "WorkerError",
     "WorkerLost",
+    "WorkerOptimizer",
     "cc_ratio",
     "classification_accuracy",
     "classification_loss",
@@ -277,6 +322,7 @@ __all__ = [
     "local_batch",
     "lock_free_bound",
     "models",
+    "numpy",
     "printed_distance",
     "pull_within",
     "random_stream",

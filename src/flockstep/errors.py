@@ -8,6 +8,7 @@ FlockstepError
 ├── DeadlockError    every worker waits for another
 ├── WorkerError      a worker's own code raised                  (also of the type that it raised)
 ├── WorkerLost       a worker's process ended without a word, or is frozen
+├── MessageLost      the network has lost a message that was allowed to be lost
 ├── NonFiniteLoss    a loss became infinite or not a number
 ├── DataError        a file of a data set is missing, damaged or not what it should be
 ├── ResultError      a folder does not hold a result that can be read, or takes none
@@ -75,6 +76,12 @@ class WorkerLost(FlockstepError):
         self.step = step
         self.seconds = seconds
         self.frozen_seconds = frozen_seconds
+
+
+class MessageLost(FlockstepError):
+    """The network has lost a message for which both sides had said that it may be lost. Whoever
+    waited for it goes on without it.
+    """
 
 
 class NonFiniteLoss(FlockstepError):

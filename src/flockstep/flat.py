@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, is_
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -21,43 +22,33 @@ from flockstep.fields import require, require_model
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
-class FlatModel:
-    """The flat tensors of a model. `state` is parameters and buffers; `parameters` and `buffers`
-    are its parts.
+class FlatTensors:
+    """What strategies see of a model, whatever computes with it.
+
+    Fields:
+        state: parameters and buffers, one flat tensor; `parameters` and `buffers` are its parts.
+        gradients: of the parameters.
+        shapes: of the parameters, in their order in the flat tensor.
+        count: how many numbers the parameters are.
     """
 
-    def __init__(self, model: nn.Module, allocate: Allocate) -> None:
-        require_model(model)
-        self._trainable = [p for p in model.parameters() if p.requires_grad]
-        self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        self._known = {id(p) for p in model.parameters()}
-        require(bool(self._trainable), "model", "have a trainable parameter", type(model).__name__)
-        buffers = dict(_persistent_float_buffers(model))
-        self._flat_buffers = list(buffers.values())
-        dtype, device = self._trainable[0].dtype, self._trainable[0].device
-        _require_uniform(model, buffers, dtype, device)
-
-        self.shapes = tuple(p.shape for p in self._trainable)
+    def __init__(
+        self,
+        shapes: Sequence[torch.Size],
+        buffer_elements: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        allocate: Allocate,
+    ) -> None:
+        self.shapes = tuple(shapes)
         self.count = sum(shape.numel() for shape in self.shapes)
-        self.state = allocate(self.count + sum(b.numel() for b in buffers.values()), dtype, device)
+        self.state = allocate(self.count + buffer_elements, dtype, device)
         self.parameters = self.state[: self.count]
         self.buffers = self.state[self.count :]
         self.gradients = allocate(self.count, dtype, device).zero_()
 
-        self._gradient_views = []
-        for parameter, start in _placed(self._trainable, 0):
-            parameter.data = _move(parameter.data, self.state, start)
-            view = _shaped(self.gradients, parameter.data, start)
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
-            parameter.grad = view
-            self._gradient_views.append(view)
-        for buffer, start in _placed(list(buffers.values()), self.count):
-            buffer.data = _move(buffer.data, self.state, start)
-        self._home = self._addresses()
-
-    def copy_with(self, state: Tensor) -> FlatModel:
-        """The same model's flat tensors with another state, and no module behind them."""
+    def copy_with(self, state: Tensor) -> Self:
+        """The same model's flat tensors with another state, and no model behind them."""
         other = copy.copy(self)
         other.state = state.clone()
         other.parameters = other.state[: self.count]
@@ -76,9 +67,70 @@ class FlatModel:
             self.buffers.numel(),
         )
         memory.copy_(self.state)
+        self.state = self.parameters = memory
+
+    def named(self, model: nn.Module, state: Tensor) -> dict[str, Tensor]:
+        """Parameters and buffers of a torch module that has `state`, by name."""
+        raise FlockstepError("parameters have names in a torch module only: this is another's")
+
+    def collect_gradients(self) -> None:
+        """Make `gradients` hold those of the last backward pass."""
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether parameters that were frozen when it was made are no longer."""
+        return False
+
+    def changes(self) -> int:
+        """How often the parameters were changed by others than strategies, where that is known."""
+        return 0
+
+
+class FlatModel(FlatTensors):
+    """The flat tensors of a torch module, whose parameters and gradients are views of them."""
+
+    def __init__(self, model: nn.Module, allocate: Allocate) -> None:
+        require_model(model)
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        self._known = {id(p) for p in model.parameters()}
+        require(bool(self._trainable), "model", "have a trainable parameter", type(model).__name__)
+        buffers = dict(_persistent_float_buffers(model))
+        self._flat_buffers = list(buffers.values())
+        dtype, device = self._trainable[0].dtype, self._trainable[0].device
+        _require_uniform(model, buffers, dtype, device)
+
+        shapes = [p.shape for p in self._trainable]
+        buffer_elements = sum(b.numel() for b in buffers.values())
+        super().__init__(shapes, buffer_elements, dtype, device, allocate)
+
+        self._gradient_views = []
+        for parameter, start in _placed(self._trainable, 0):
+            parameter.data = _move(parameter.data, self.state, start)
+            view = _shaped(self.gradients, parameter.data, start)
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+            self._gradient_views.append(view)
+        for buffer, start in _placed(list(buffers.values()), self.count):
+            buffer.data = _move(buffer.data, self.state, start)
+        self._home = self._addresses()
+        self._model = model
+        # Where each parameter is held, and how many things each module holds: looked at in every
+        # step, which walking through the model would take too long for.
+        modules = [*model.modules()]
+        self._places = [
+            (module._parameters, name, parameter)
+            for module in modules
+            for name, parameter in module._parameters.items()
+        ]
+        holders = [held for module in modules for held in (module._parameters, module._modules)]
+        self._holders = [(held, len(held)) for held in holders]
+
+    def live_in(self, memory: Tensor) -> None:
+        super().live_in(memory)
         for parameter, start in _placed(self._trainable, 0):
             parameter.data = _shaped(memory, parameter.data, start)
-        self.state = self.parameters = memory
         self._home = self._addresses()
 
     def named(self, model: nn.Module, state: Tensor) -> dict[str, Tensor]:
@@ -114,10 +166,23 @@ class FlatModel:
                 "the model's parameters were moved or replaced after its Worker was made "
                 "(model.to(…), parameter.data = …): do that before"
             )
+        self._require_same_parts()
+
+    def _require_same_parts(self) -> None:
+        """Complain of a parameter that was replaced, added or removed: nobody would train it."""
+        is_same = all(held.get(name) is known for held, name, known in self._places)
+        if is_same and all(len(held) == count for held, count in self._holders):
+            return
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        if names.keys() != self._known:
+            new = sorted(names[each] for each in names.keys() - self._known) or ["one is gone"]
+            raise FlockstepError(
+                "the model has other parameters than when its Worker was made "
+                f"({', '.join(map(repr, new[:3]))}): add and replace them before"
+            )
 
     @property
     def is_outgrown(self) -> bool:
-        """Whether parameters that were frozen when it was made are no longer."""
         return any(map(attrgetter("requires_grad"), self._frozen))
 
     def changes(self) -> int:

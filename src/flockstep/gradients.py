@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -27,9 +27,9 @@ class Clipping:
         require_number("max_norm", self.max_norm, above=0)
         require_number("norm_type", self.norm_type, above=0)
 
-    def clip(self, model: nn.Module) -> float:
+    def clip(self, parameters: Iterable[Tensor]) -> float:
         """Return the norm that the gradients had."""
-        norm = nn.utils.clip_grad_norm_(model.parameters(), self.max_norm, self.norm_type)
+        norm = nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)
         return norm.item()
 
 

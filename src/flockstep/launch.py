@@ -8,6 +8,7 @@ from flockstep.backends import (
     PATIENCE_SECONDS,
     Backend,
     Compute,
+    Faults,
     Hearer,
     Launch,
     LocalProcesses,
@@ -37,6 +38,7 @@ def launch(
     network: Network | str | None = None,
     compute: Compute | float | None = None,
     lanes: int | None = None,
+    faults: Faults | None = None,
     patience: float | None = PATIENCE_SECONDS,
     on_failure: str = "stop",
     watch: Watcher | None = None,
@@ -53,6 +55,7 @@ def launch(
         seed: decides everything random; worker r draws from a stream of its own, made of (seed, r).
         network, compute, lanes: the simulator's links, or the name of a preset; its step times, or
             seconds; and how many workers compute side by side.
+        faults: the simulator's workers that die or pause.
         patience: on the other backends, a worker whose process has not run at all for that many
             seconds is lost as if it had died. None: wait for ever.
         on_failure: "stop": when one worker fails, all are stopped and its error is raised here.
@@ -67,7 +70,9 @@ def launch(
         results = fs.launch(lambda comm: comm.rank, workers=8)
     """
     require(callable(program), "program", "be callable", program)
-    chosen = make_backend(backend, patience, network=network, compute=compute, lanes=lanes)
+    chosen = make_backend(
+        backend, patience, network=network, compute=compute, lanes=lanes, faults=faults
+    )
     return chosen.run(Launch(program, chosen.size(workers), seed, on_failure, watch, hear))
 
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from flockstep.backends import Compute
+from flockstep.backends import Compute, Faults, Pause
 from flockstep.codecs import Codec, find_codec
 from flockstep.data import (
     Assignment,
@@ -36,7 +36,7 @@ from flockstep.data import (
 )
 from flockstep.errors import InvalidField, SpecError, UnknownName, plain_spelling, unknown_name
 from flockstep.fields import fitted, is_mapping, kinds_of, require, shown, type_names
-from flockstep.network import PRESETS, Link, Network, is_own_network
+from flockstep.network import PRESETS, Link, LinkChange, Network, Route, Site, is_own_network
 from flockstep.optimizers import NEEDED, OptimizerSpec, fields_of, find_optimizer
 from flockstep.schedules import Product, Schedule, find_schedule
 from flockstep.strategies import Strategy, find_strategy
@@ -134,6 +134,21 @@ KINDS: dict[type, Kind] = {
         _own_network,
         PRESETS,
     ),
+    Site: Kind(
+        _finder("site", Site),
+        "be a site such as site('Oslo', 8, inside='lan-10g')",
+        "be one such as fs.Site('Oslo', 8)",
+    ),
+    Route: Kind(
+        _finder("route", Route),
+        "be a route such as route('Oslo', 'Rome', latency_seconds=0.02, bytes_per_second=1e8)",
+        "be one such as fs.Route('Oslo', 'Rome', 0.02, 1e8)",
+    ),
+    LinkChange: Kind(
+        _finder("change", LinkChange),
+        "be a change such as link_change(10.0, bandwidth=0.5)",
+        "be one such as fs.LinkChange(10.0, bandwidth=0.5)",
+    ),
     Compute: Kind(
         _finder("compute", Compute, names=["measured"]),
         "be a time such as 20ms or 0.02, measured, or compute(seconds=0.02, jitter=0.1)",
@@ -141,6 +156,16 @@ KINDS: dict[type, Kind] = {
         _step_time,
         {"measured": Compute.measured()},
         Compute.read,
+    ),
+    Faults: Kind(
+        _finder("faults", Faults),
+        "be faults such as faults(deaths={3: '100 steps'}, pause_rate=0.1)",
+        "be one such as fs.Faults(deaths={3: '100 steps'})",
+    ),
+    Pause: Kind(
+        _finder("pause", Pause),
+        "be pauses such as [pause(2, at='1s', seconds=5)]",
+        "be one such as fs.Pause(2, at='1s', seconds=5)",
     ),
     OptimizerSpec: Kind(
         find_optimizer,
@@ -485,7 +510,7 @@ def _spec(field: str, whole: str, node: ast.expr, kind: type) -> Any:
     try:
         return _made(form, values, f"{field}={name}({{}}=…)")
     except InvalidField as error:
-        if kind not in (Compute, Schedule):
+        if kind not in (Compute, Faults, Pause, Schedule):
             raise
         # A run has fields of the same names: 'seconds' of compute is not its own.
         message = re.sub(r"^('\w+') must", rf"\1 of {name} must", str(error))

@@ -42,7 +42,7 @@ class Purpose(IntEnum):
     ASSIGNMENT = 3  # epoch: which samples go to whom; 0 unless they are dealt anew every epoch
     SAMPLE_ORDER = 4  # rank, epoch: in which order a worker goes through its samples
     AUGMENTATION = 5  # rank, epoch, place of the batch in it
-    ROUNDING = 6  # rank: QSGD
+    ROUNDING = 6  # rank: what codecs round at random
     PLACES = 7  # message: RandomK
     FACTORS = 8  # PowerSGD's first ones
     GOSSIP = 9  # rank: when GoSGD sends, and to whom
@@ -60,6 +60,9 @@ class Purpose(IntEnum):
     PARAMETER_NOISE = 21  # draw: what `flatness` adds to parameters
     PAIRS = 22  # workers: of which the distance is measured; seed 0, the same in every run
     RECALIBRATION = 23  # what data draw while statistics are recomputed; seed 0, always the same
+    FAULTS = 24  # rank, then 0 or 1: when a simulated worker dies, and when it pauses
+    WITHOUT_MEMORY = 25  # call: seeds of a codec for which the caller keeps no memory
+    LOSS = 26  # rank, exchanges, ticks, place in the call, attempt: whether a message is lost
 
 
 def require_seed(seed: int) -> None:
@@ -89,6 +92,15 @@ def torch_stream(purpose: Purpose, seed: int, *numbers: int) -> torch.Generator:
     words = torch.from_numpy(sequence.generate_state(MERSENNE_WORDS).astype(np.int64))
     state[MERSENNE_START:][: words.nbytes] = words.view(torch.uint8)
     return generator.set_state(state)
+
+
+def uniform(purpose: Purpose, seed: int, *numbers: int) -> float:
+    """One number from 0 to 1, without a generator: for draws of which each has a name of its own,
+    as many streams would take too long to make.
+    """
+    words = ",".join(map(str, (int(purpose), seed, *numbers)))
+    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
 
 
 def random_stream(name: str, seed: int, *numbers: int) -> torch.Generator:

@@ -372,6 +372,8 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
     }
     if isinstance(place, Simulator):
         about |= {"network": written(place.network), "compute": written(place.compute)}
+        if place.faults is not None:
+            about["faults"] = written(place.faults)
     try:
         return about | {"spec": json.loads(spec.to_json()), "id": spec.id}
     except SpecError as reason:  # a task that exists in a script only

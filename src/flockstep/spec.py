@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flockstep.backends import ON_FAILURE, Backend, Compute, Simulator
+from flockstep.backends import ON_FAILURE, Backend, Compute, Faults, Simulator
 from flockstep.data import Assignment, BatchRule, Disjoint, Sampling
 from flockstep.device import DEVICES
 from flockstep.errors import FlockstepError, InvalidField, SpecError, UnknownName, did_you_mean
@@ -31,7 +31,7 @@ from flockstep.fields import (
 )
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, make_backend
-from flockstep.network import Network
+from flockstep.network import MODEL, Network
 from flockstep.notation import as_spec, written
 from flockstep.optimizers import OptimizerSpec
 from flockstep.randomness import require_seed
@@ -43,6 +43,7 @@ VERSION = 1  # of the form in which specs are written
 DEFAULT_WORKERS = 8
 LOOK_AT = ("due", "synchronisation")
 RECALIBRATION_SAMPLES = 4096
+SIMULATED = ("network", "compute", "lanes", "faults")  # settings of the simulator
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
 MEASURES = ("replicas", "spread", "distance", "staleness", "time", "positions")
 
@@ -75,6 +76,7 @@ class RunSpec:
         validation: the share of the training data that is held out, and that looks are scored on;
             None: as the task has it.
         network, compute: the simulator's links and step times.
+        faults: the simulator's workers that die, or pause and come back; None: none.
         look_every: how often the model is looked at: "1 epoch", "50 steps", "0.5 seconds".
         look_at: when such a look takes place: when it is "due", or at the first "synchronisation"
             of all replicas from there on, which the strategy must have. Looks for which the same
@@ -117,6 +119,7 @@ class RunSpec:
     validation: float | None = None
     network: Network | None = None
     compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
+    faults: Faults | None = field(default=None, hash=False)  # they hold one, too
     look_every: Interval = Interval(1, "epochs")  # noqa: RUF009  it is frozen
     look_at: str = "due"
     measure: tuple[str, ...] = ()
@@ -152,6 +155,7 @@ class RunSpec:
             if name not in ("task", "backend", "look_every", "measure"):
                 self._set(name, as_spec(name, getattr(self, name), hint))
 
+        self._set("faults", Faults.read(self.faults))
         if self.recalibrate is True:
             self._set("recalibrate", RECALIBRATION_SAMPLES)
         self._check_numbers()
@@ -193,6 +197,8 @@ class RunSpec:
         table = self.resolved()._table()
         if self.strategy.revision:
             table["revision"] = self.strategy.revision
+        if self.backend == "sim" and self.strategy.shares_tensors:
+            table["network_model"] = MODEL
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     # ---- What a run makes of it
@@ -256,12 +262,12 @@ class RunSpec:
 
     def _take_backend(self) -> None:
         """The name of a backend that is an object, and a simulator's settings."""
-        options = {name: getattr(self, name) for name in ("network", "compute", "lanes")}
+        options = {name: getattr(self, name) for name in SIMULATED}
         given = {name: value for name, value in options.items() if value is not None}
         if not isinstance(self.backend, Backend):
             name = fitted("backend", self.backend, str)
             if given or name not in BACKENDS:
-                for option in ("network", "compute"):
+                for option in ("network", "compute", "faults"):
                     given[option] = as_spec(option, options[option], _HINTS[option])
                 make_backend(name, **given)  # complains if they do not fit together
             return
@@ -384,7 +390,7 @@ def overridden(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
         kept |= dict.fromkeys(BUDGETS)
 
     if isinstance(changes.get("backend"), Backend):  # which has settings of its own
-        kept |= dict.fromkeys(("network", "compute", "lanes"))
+        kept |= dict.fromkeys(SIMULATED)
 
     optimizer = changes.get("optimizer")
     if optimizer is not None and as_spec("optimizer", optimizer, OptimizerSpec).gives_lr:

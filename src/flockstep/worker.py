@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from flockstep.agreement import agreed
 from flockstep.checkpoints import (
@@ -33,10 +33,11 @@ from flockstep.data import (
     Disjoint,
     Sampling,
     plan_batches,
+    share_of,
 )
 from flockstep.errors import CheckpointError, FlockstepError, NonFiniteLoss
 from flockstep.fields import number_in, require, require_integer, require_optimizer, require_path
-from flockstep.flat import FlatModel, outside_tensors
+from flockstep.flat import FlatModel, FlatTensors, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
 from flockstep.modes import evaluating
 from flockstep.optimizers import require_decay, require_steps_alone
@@ -91,6 +92,17 @@ class Worker:
         schedule: Schedule | None = None,
         weight_decay_schedule: Schedule | None = None,
     ) -> None:
+        self.model = model
+        self._set_up(comm, optimizer, strategy, schedule, weight_decay_schedule)
+
+    def _set_up(
+        self,
+        comm: Comm,
+        optimizer: Any,
+        strategy: Strategy[Any],
+        schedule: Schedule | None,
+        weight_decay_schedule: Schedule | None,
+    ) -> None:
         require(isinstance(comm, Comm), "comm", "be what a launched program is given", comm)
         require_optimizer(optimizer)
         rule = "be a strategy such as fs.LocalSGD(period=8)"
@@ -102,7 +114,6 @@ class Worker:
         if weight_decay_schedule is not None:
             require_decay(optimizer)
         self.comm = comm
-        self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
         # Alone there is nobody to talk to: the hooks of the base class do nothing but step.
@@ -126,21 +137,40 @@ class Worker:
 
     def _begin(self) -> None:
         """Make the model flat and equal on all workers, and the strategy's state for it."""
-        comm, model = self.comm, self.model
-        self.flat = FlatModel(model, comm.empty)
+        comm = self.comm
+        self.flat = self._made_flat()
+        comm.workers_made += 1
+        self._names = Namespace(comm, f"worker {comm.workers_made}/")
+        with torch.no_grad(), comm.unmetered(), self._names:
+            for tensor in (self.flat.state, *self.outside_tensors()):
+                broadcast_from_first(comm, tensor, range(comm.size))
+            self.state = self._hooks.init(self)
+
+    # What depends on the framework: `flockstep.node` has it for others than PyTorch.
+
+    def _made_flat(self) -> FlatTensors:
+        model = self.model
+        flat = FlatModel(model, self.comm.empty)
         meets_others = any(getattr(layer, "meets_others", False) for layer in model.modules())
         rule = "be one whose workers wait, as those of a layer over several workers must meet"
         require(self.strategy.waits or not meets_others, "strategy", rule, self.strategy)
         for group in self.optimizer.param_groups:
-            known = all(self.flat.owns(parameter) for parameter in group["params"])
+            known = all(flat.owns(parameter) for parameter in group["params"])
             name = type(self.optimizer).__name__
             require(known, "optimizer", "hold parameters of the model only", name)
-        comm.workers_made += 1
-        self._names = Namespace(comm, f"worker {comm.workers_made}/")
-        with torch.no_grad(), comm.unmetered(), self._names:
-            for tensor in (self.flat.state, *outside_tensors(model)):
-                broadcast_from_first(comm, tensor, range(comm.size))
-            self.state = self._hooks.init(self)
+        return flat
+
+    def outside_tensors(self) -> list[Tensor]:
+        """What belongs to the model's state but not to its flat tensor."""
+        return outside_tensors(self.model)
+
+    def _clip(self, clipping: Clipping) -> float:
+        """Return the norm that the gradients had."""
+        return clipping.clip(self.model.parameters())
+
+    def _batch(self, data: Any) -> Any:
+        """A batch as the loop gets it."""
+        return data
 
     @property
     def epoch(self) -> int:
@@ -255,8 +285,22 @@ class Worker:
             self._accumulate = accumulate
             self._steps_before = self.steps
             self.steps += resume_at
-        self._loop = Batches(self.course, plan, resume_at * accumulate, most, prefetch)
+        first = resume_at * accumulate
+        self._loop = Batches(self.course, plan, first, most, prefetch, self._batch)
         return self._loop
+
+    def share(self, dataset: Any, assignment: Assignment | None = None) -> Subset[Any]:
+        """This worker's samples of a torch Dataset, for a loop that makes its own batches. All
+        workers get equally many of them, and so equally many batches: where one has fewer, it
+        sees its first ones again.
+
+        The worker counts no epochs then, and what goes by the length of the training needs
+        `worker.total_steps` to be set.
+        """
+        comm = self.comm
+        return share_of(
+            dataset, assignment or Disjoint(), workers=comm.size, rank=comm.rank, seed=comm.seed
+        )
 
     def _require_one_loop(self) -> None:
         """What goes by the length of the whole training must not hear of another length later."""
@@ -329,10 +373,7 @@ class Worker:
         """
         self._require_untouched()
         require_scaler(scaler)
-        require(again is None or callable(again), "again", "be callable", again)
-        self._record(number_in("loss", loss), accuracy)
-        self._again, self._loss_after_step = again, None
-        self.comm.elapse(times=self.course.relative_size)
+        self._hear(loss, accuracy, again)
         if self.flat.is_outgrown:
             self._begin_anew()
         self.flat.collect_gradients()
@@ -348,6 +389,13 @@ class Worker:
         if is_usable:
             self._open_step()
         return is_usable
+
+    def _hear(self, loss: Any, accuracy: float | None, again: Callable[[], Any] | None) -> None:
+        """What a step is told, beside the gradients. They have been computed by now."""
+        require(again is None or callable(again), "again", "be callable", again)
+        self._record(number_in("loss", loss), accuracy)
+        self._again, self._loss_after_step = again, None
+        self.comm.elapse(times=self.course.relative_size)
 
     def _begin_anew(self) -> None:
         """With parameters that were frozen before."""
@@ -367,7 +415,7 @@ class Worker:
             for callback in self._on_gradients:
                 callback(self.flat.gradients)
             if self.clipping is not None:
-                self.gradient_norm = self.clipping.clip(self.model)
+                self.gradient_norm = self._clip(self.clipping)
             self._hooks.optimizer_step(self, self.state)
             self.flat.gradients.zero_()
             self.steps += 1
@@ -381,13 +429,16 @@ class Worker:
         """End the training: make this worker's model the one that represents the run, and return
         it.
         """
+        self._end()
+        return self.model
+
+    def _end(self) -> None:
         if self._loop is not None:
             self._loop.pause()
         with torch.no_grad(), self._names:
             self._hooks.finish(self, self.state)
         if self._writer is not None:
             self._writer.wait()
-        return self.model
 
     def replica(self) -> Tensor:
         """The flat state of this worker's own model."""

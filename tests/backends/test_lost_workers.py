@@ -1,7 +1,8 @@
 """Runs that go on when workers are lost: `on_failure="continue"`.
 
 Workers kill themselves at a step, at a line of this library, or are killed from outside at any
-moment. Where that is drawn at random the seed stands in the test's name."""
+moment. Where that is drawn at random the seed stands in the test's name. In the simulator a worker
+that is to die has its time among the faults, and computes until then."""
 
 from __future__ import annotations
 
@@ -31,19 +32,32 @@ pytestmark = pytest.mark.timeout(150)
 
 # Ray runs the calls of torchrun: what is tested on it, too, is what it does by itself, and
 # training.
-everywhere = pytest.mark.parametrize("lossy", BACKENDS_THAT_LOSE, indirect=True)
+everywhere = pytest.mark.parametrize("lossy", ["sim", *BACKENDS_THAT_LOSE], indirect=True)
+and_simulated = pytest.mark.parametrize("lossy", ["sim", *FORKING], indirect=True)
 
 
 @pytest.fixture(params=FORKING)
 def lossy(request):
-    return request.getfixturevalue(request.param)
+    return fs.Simulator() if request.param == "sim" else request.getfixturevalue(request.param)
 
 
-def go_on(program, workers, backend, **options):
+def go_on(program, workers, backend, dying=(), **options):
+    """`dying`: who will die, in rank order."""
+    if isinstance(backend, fs.Simulator):
+        backend = fs.Simulator(faults=fs.Faults(deaths={rank: death_of(rank) for rank in dying}))
     return fs.launch(program, workers, backend, on_failure="continue", **options)
 
 
-def die():
+def death_of(rank):
+    return 1000.0 * (rank + 1)
+
+
+def die(comm=None, exit_code=None):
+    if comm is not None and comm.meter.is_virtual:
+        comm.elapse(1e6)
+        raise AssertionError("nobody has said that this worker is to die")
+    if exit_code is not None:
+        os._exit(exit_code)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)  # signals to oneself may take a moment to arrive
 
@@ -52,6 +66,9 @@ def loss_of(backend, rank, exit_code, step):
     """What is known of a lost worker. Only its parent learns how a process ended, and Ray's
     tells nobody.
     """
+    if isinstance(backend, fs.Simulator):
+        how = f"died at {death_of(rank):g} s of virtual time"
+        return rank, None, step, f"rank {rank} {how} after step {step}"
     code = None if isinstance(backend, fs.Ray) else exit_code
     how = {None: "went away", -9: "was killed by SIGKILL"}.get(code, f"exited with {code}")
     return rank, code, step, f"rank {rank} {how} after step {step}"
@@ -78,13 +95,13 @@ def test_the_place_of_a_lost_worker_says_who_how_when_and_where(lossy):
             comm.elapse()
         time.sleep(0.1)
         if comm.rank == 1:
-            die()
+            die(comm)
         if comm.rank == 2:
-            os._exit(5)
+            die(comm, exit_code=5)
         comm.barrier()
         return comm.rank, comm.now(), comm.members
 
-    results = go_on(program, 4, lossy)
+    results = go_on(program, 4, lossy, dying=[1, 2])
     killed, left = results[1], results[2]
     assert known_of(killed) == loss_of(lossy, 1, -9, 4)
     assert known_of(left) == loss_of(lossy, 2, 5, 5)
@@ -95,6 +112,7 @@ def test_the_place_of_a_lost_worker_says_who_how_when_and_where(lossy):
         assert all(0.1 <= loss.seconds <= ended + 0.1 for loss in (killed, left))
 
 
+@and_simulated
 def test_a_program_that_raises_stops_the_run_all_the_same(lossy):
     def program(comm):
         if comm.rank == 1:
@@ -110,16 +128,16 @@ def test_what_was_gathered_says_who_of_the_comm_took_part(lossy):
     def program(comm):
         odd = comm.split(comm.rank % 2)
         if comm.rank == 1:
-            die()
+            die(comm)
         tensors = [here.all_gather(torch.tensor([comm.rank])) for here in (comm, odd)]
         return [{r: int(each) for r, each in told.by_rank().items()} for told in tensors]
 
-    results = survivors_of(go_on(program, 4, lossy))
+    results = survivors_of(go_on(program, 4, lossy, dying=[1]))
     world = {0: 0, 2: 2, 3: 3}
     assert results == {0: [world, {0: 0, 1: 2}], 2: [world, {0: 0, 1: 2}], 3: [world, {1: 3}]}
 
 
-@everywhere
+@pytest.mark.parametrize("lossy", BACKENDS_THAT_LOSE, indirect=True)
 def test_when_nobody_is_left_the_last_loss_is_raised(lossy):
     def program(comm):
         time.sleep(0.5 * comm.rank)
@@ -130,26 +148,32 @@ def test_when_nobody_is_left_the_last_loss_is_raised(lossy):
     assert known_of(raised.value) == loss_of(lossy, 1, -9, 0)
 
 
+@and_simulated
 def test_a_result_that_is_a_loss_is_a_result(lossy):
     results = go_on(lambda comm: fs.WorkerLost("not me", rank=7), 2, lossy)
     assert [loss.rank for loss in results] == [7, 7]
 
 
+@and_simulated
 def test_a_worker_that_is_lost_at_once_does_not_hold_up_the_start(lossy):
     results = go_on(
-        lambda comm: die() if comm.rank == 0 else comm.all_gather(torch.tensor(comm.rank)), 3, lossy
+        lambda comm: die(comm) if comm.rank == 0 else comm.all_gather(torch.tensor(comm.rank)),
+        3,
+        lossy,
+        dying=[0],
     )
     assert [[int(part) for part in results[rank]] for rank in (1, 2)] == [[1, 2], [1, 2]]
 
 
+@and_simulated
 def test_deadlock_is_still_found_and_names_the_lost(lossy):
     def program(comm):
         if comm.rank == 0:
-            die()
+            die(comm)
         comm.recv(torch.zeros(1), 3 - comm.rank)
 
     with pytest.raises(fs.DeadlockError) as raised:
-        go_on(program, 3, lossy)
+        go_on(program, 3, lossy, dying=[0])
     assert "rank 0 was lost" in str(raised.value)
     assert "rank 1 waits in recv from rank 2" in str(raised.value)
 
@@ -161,11 +185,34 @@ def test_the_simulator_takes_it_too():
 # --- calls ----------------------------------------------------------------------------------------
 
 
+def test_sums_through_a_codec_are_of_those_who_took_part(lossy):
+    """Of codecs whose messages are gathered, and of such as are summed on the way."""
+    codecs = [fs.TopK(1.0), fs.Float16(), fs.RandomK(1.0), fs.PowerSGD(1)]
+
+    def program(comm):
+        if comm.rank == 2:
+            die()
+        tensor = torch.full((3,), float(2**comm.rank))
+        return [
+            [
+                comm.all_reduce(tensor.clone(), op, codec=codec, memory=memory).tolist()
+                for op in ("sum", "mean")
+            ]
+            for codec in codecs
+            for memory in (codec.memory(tensor, seed=comm.seed, rank=comm.rank),)
+        ]
+
+    expected = [[[11.0] * 3, [11 / 3] * 3]] * len(codecs)
+    for result in survivors_of(go_on(program, 4, lossy)).values():
+        assert torch.allclose(torch.tensor(result), torch.tensor(expected), rtol=1e-3)
+
+
+@and_simulated
 def test_calls_are_those_of_the_survivors(lossy):
     def program(comm):
         half = comm.split(comm.rank % 2)
         if comm.rank == 2:
-            die()
+            die(comm)
         mean = comm.all_reduce(torch.full((3,), float(2**comm.rank)), op="mean")
         gathered = comm.all_gather(torch.full((comm.rank + 1,), comm.rank))
         value = comm.shared("late", torch.tensor([comm.rank])).read()
@@ -180,7 +227,7 @@ def test_calls_are_those_of_the_survivors(lossy):
             again.size,
         )
 
-    results = survivors_of(go_on(program, 4, lossy))
+    results = survivors_of(go_on(program, 4, lossy, dying=[2]))
     mean = pytest.approx([11 / 3] * 3)
     gathered = [[0], [1, 1], [3, 3, 3, 3]]
     assert results == {
@@ -194,16 +241,17 @@ def test_calls_are_those_of_the_survivors(lossy):
 def test_a_shared_tensor_starts_at_the_lowest_rank_that_is_there(lossy):
     def program(comm):
         if comm.rank < 2:
-            die()
+            die(comm)
         return comm.shared("value", torch.full((3,), float(comm.rank))).read().tolist()
 
-    assert survivors_of(go_on(program, 4, lossy)) == {2: [2.0] * 3, 3: [2.0] * 3}
+    assert survivors_of(go_on(program, 4, lossy, dying=[0, 1])) == {2: [2.0] * 3, 3: [2.0] * 3}
 
 
+@and_simulated
 def test_a_lost_partner_is_an_error_that_a_program_may_catch(lossy):
     def program(comm):
         if comm.rank == 1:
-            die()
+            die(comm)
         seen = []
         for call in (
             lambda: comm.recv(torch.zeros(1), 1),
@@ -218,12 +266,16 @@ def test_a_lost_partner_is_an_error_that_a_program_may_catch(lossy):
         return seen, comm.broadcast(torch.tensor([comm.rank]), 2).item()
 
     expected = [loss_of(lossy, 1, -9, 0)] * 4, 2
-    assert survivors_of(go_on(program, 3, lossy)) == {0: expected, 2: expected}
+    assert survivors_of(go_on(program, 3, lossy, dying=[1])) == {0: expected, 2: expected}
 
 
+@and_simulated
 def test_an_error_about_a_lost_partner_that_nobody_catches_stops_the_run(lossy):
+    def program(comm):
+        return die(comm) if comm.rank == 1 else comm.broadcast(torch.zeros(1), 1)
+
     with pytest.raises(fs.WorkerLost, match="rank 1 .* after step 0"):
-        go_on(lambda comm: die() if comm.rank == 1 else comm.broadcast(torch.zeros(1), 1), 3, lossy)
+        go_on(program, 3, lossy, dying=[1])
 
 
 @everywhere
@@ -234,19 +286,20 @@ def test_a_lock_and_a_turn_pass_on_from_who_is_lost_with_them(lossy):
             with value.lock(in_turn=True):
                 value.add(torch.tensor([1.0]))
                 if (comm.rank, turn) in ((0, 0), (2, 1)):
-                    die()
+                    die(comm)
         value.retire()
         comm.barrier()
         return value.read().item()
 
-    assert survivors_of(go_on(program, 4, lossy)) == {1: 11.0, 3: 11.0}
+    assert survivors_of(go_on(program, 4, lossy, dying=[0, 2])) == {1: 11.0, 3: 11.0}
 
 
+@and_simulated
 def test_a_turn_passes_over_who_was_lost_before_it_came(lossy):
     def program(comm):
         order = comm.shared("order", torch.zeros(9, dtype=torch.int64))
         if comm.rank == 1:
-            die()
+            die(comm)
         for _ in range(3):
             with order.lock(in_turn=True):
                 seen = order.read()
@@ -256,7 +309,7 @@ def test_a_turn_passes_over_who_was_lost_before_it_came(lossy):
         comm.barrier()
         return order.read().tolist()
 
-    for seen in survivors_of(go_on(program, 3, lossy)).values():
+    for seen in survivors_of(go_on(program, 3, lossy, dying=[1])).values():
         assert seen == [1, 3, 1, 3, 1, 3, 0, 0, 0]
 
 
@@ -427,7 +480,7 @@ class Dying(fs.Strategy[Any]):
 
     def _at(self, moment, worker):
         if self.deaths.get(worker.comm.rank) == (moment, worker.steps):
-            die()
+            die(worker.comm)
 
     def init(self, worker):
         return self.of.init(worker)
@@ -567,7 +620,7 @@ def move(backend, strategy, workers, steps, deaths):
         before = model.x.item()
         return before, worker.finish().x.item()
 
-    return survivors_of(go_on(program, workers, backend))
+    return survivors_of(go_on(program, workers, backend, dying=sorted(deaths)))
 
 
 @everywhere
@@ -576,6 +629,7 @@ def test_the_mean_is_that_of_the_survivors(lossy):
     assert results == {rank: (pytest.approx(50 / 3, rel=1e-15),) * 2 for rank in (0, 2, 3)}
 
 
+@and_simulated
 @pytest.mark.parametrize("alpha", [None, 0.25])
 def test_the_centre_of_sync_easgd_is_pulled_by_those_who_took_part(lossy, alpha):
     results = move(
@@ -591,6 +645,7 @@ def test_the_centre_of_sync_easgd_is_pulled_by_those_who_took_part(lossy, alpha)
     assert results == {rank: (pytest.approx(x[rank]), pytest.approx(centre)) for rank in (0, 1, 3)}
 
 
+@and_simulated
 def test_round_robin_goes_on_in_rank_order(lossy):
     results = move(lossy, fs.EASGD(period=1, alpha=0.25), 3, 4, {0: ("before_step", 2)})
     centre, x = 0.0, [0.0, 10.0, 20.0]
@@ -603,6 +658,7 @@ def test_round_robin_goes_on_in_rank_order(lossy):
     assert results == {rank: (pytest.approx(x[rank]), pytest.approx(centre)) for rank in (1, 2)}
 
 
+@and_simulated
 @pytest.mark.parametrize("delegate", ["first", "random"])
 def test_a_group_without_its_delegate_has_another(lossy, delegate):
     strategy = fs.EAWild(alpha=0.25, groups=2, delegate=delegate)
@@ -613,6 +669,7 @@ def test_a_group_without_its_delegate_has_another(lossy, delegate):
     assert results[1][1] != 0.0
 
 
+@and_simulated
 def test_independent_is_represented_by_the_next_best_when_the_best_is_lost(lossy):
     def program(comm):
         model = One()
@@ -623,23 +680,24 @@ def test_independent_is_represented_by_the_next_best_when_the_best_is_lost(lossy
             model.x.fill_(10.0 * comm.rank)
         worker.step([3.0, 2.0, 0.5, 1.0][comm.rank])
         if comm.rank == 2:
-            comm.broadcast = lambda *_: die()  # after all know that it is the best
+            comm.broadcast = lambda *_: die(comm)  # after all know that it is the best
         return worker.finish().x.item()
 
-    assert survivors_of(go_on(program, 4, lossy)) == {0: 30.0, 1: 30.0, 3: 30.0}
+    assert survivors_of(go_on(program, 4, lossy, dying=[2])) == {0: 30.0, 1: 30.0, 3: 30.0}
 
 
+@and_simulated
 def test_all_start_from_the_lowest_rank_that_is_there(lossy):
     def program(comm):
         if comm.rank == 0:
-            die()
+            die(comm)
         model = One()
         with torch.no_grad():
             model.x.fill_(10.0 * comm.rank)
         fs.Worker(comm, model, torch.optim.SGD(model.parameters(), lr=0.0), fs.SyncSGD())
         return model.x.item()
 
-    assert survivors_of(go_on(program, 3, lossy)) == {1: 10.0, 2: 10.0}
+    assert survivors_of(go_on(program, 3, lossy, dying=[0])) == {1: 10.0, 2: 10.0}
 
 
 def test_results_of_before_there_were_losses_are_read(tmp_path):

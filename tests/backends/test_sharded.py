@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -81,3 +84,104 @@ def test_the_loss_of_a_home_ends_a_run_that_must_stop(homes):
         ) as caught:
             centre.read()
         assert caught.value.rank == 2
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+
+ELEMENTS = 4003
+PARTS = [slice(ELEMENTS * k // 4, ELEMENTS * (k + 1) // 4) for k in range(4)]
+CORRECTED = fs.TopK(0.01, momentum_correction=0.5, warmup=2)
+CODECS = [
+    fs.TopK(0.01),
+    CORRECTED,
+    fs.Threshold(2.0),
+    fs.OneBit(),
+    fs.QSGD(levels=4),
+    fs.RandomK(0.1),
+]
+FRAME_BYTES = 400  # at most, of the header and the codec's text
+
+
+def received_bytes(centre: ShardedTensor) -> int:
+    """What the homes' ends of the connections have acknowledged, as the kernel counts it."""
+    acknowledged = struct.Struct("120xQ")  # the field tcpi_bytes_acked
+    return sum(
+        acknowledged.unpack(
+            each.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, acknowledged.size)
+        )[0]
+        for each in centre._peers._connections.values()
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_each_part_has_its_own_message_with_its_part_of_the_memory(homes, codec):
+    """As if the parts were tensors of their own; and no more than their messages travels."""
+    memory = codec.memory(torch.zeros(ELEMENTS))
+    by_hand = [codec.memory(torch.zeros(part.stop - part.start)) for part in PARTS]
+    for own in by_hand:
+        own.draw = by_hand[0].draw  # the parts draw one after the other
+    value = torch.arange(ELEMENTS).float()
+    with ExitStack() as stack:
+        centre = shared_by(homes, stack, False, value)
+        for k in range(3):
+            tensor = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(k))
+            messages = [
+                codec.encode(tensor[part], own) for part, own in zip(PARTS, by_hand, strict=True)
+            ]
+            sent = torch.cat(
+                [
+                    codec.decode(message, tensor[part])
+                    for message, part in zip(messages, PARTS, strict=True)
+                ]
+            )
+            counted, crossed = centre.meter.bytes_sent, received_bytes(centre)
+            assert torch.equal(centre.add(tensor, 0.5, codec=codec, memory=memory), sent)
+            counted, crossed = (
+                now - before
+                for now, before in (
+                    (centre.meter.bytes_sent, counted),
+                    (received_bytes(centre), crossed),
+                )
+            )
+            assert counted == sum(message.nbytes for message in messages)
+            assert counted <= crossed <= counted + 4 * FRAME_BYTES
+            value += 0.5 * sent
+            torch.testing.assert_close(centre.read(), value)
+    if memory.error is not None:
+        assert torch.equal(memory.error, torch.cat([own.error for own in by_hand]))
+    assert memory.messages == by_hand[0].messages
+
+
+def test_a_message_reaches_the_next_home_when_its_own_is_lost(homes):
+    like, codec = torch.arange(10.0), fs.TopK(1.0)
+    with ExitStack() as stack:
+        centre = shared_by(homes, stack, True, like)
+        centre.add(torch.ones(10), codec=codec)
+        homes[1].close()
+        centre.add(torch.ones(10), 2, codec=codec)
+        assert torch.equal(centre.read(), like + 3)
+        homes[2].close()
+        assert torch.equal(centre.read(), like + 3)
+
+
+@dataclass(frozen=True)
+class Scaled(fs.Codec):
+    """A codec of the user's own, with fields of several kinds."""
+
+    name: ClassVar[str] = "scaled"
+    factors: tuple[float, ...] = (1.0,)
+    label: str = ""
+
+    def _encode(self, tensor, memory):
+        return tensor.to(torch.float16).view(torch.uint8)
+
+    def add_decoded(self, message, total, scale, memory=None):
+        assert isinstance(self.factors, tuple)
+        total.add_(message.view(torch.float16).to(total.dtype), alpha=scale * self.factors[0])
+
+
+def test_homes_know_the_codecs_of_the_program(homes):
+    with ExitStack() as stack:
+        centre = shared_by(homes, stack, False, torch.zeros(10))
+        centre.add(torch.ones(10), codec=Scaled((3.0, 4.0), "näme"))
+        assert centre.read().tolist() == [3.0] * 10

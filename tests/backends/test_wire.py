@@ -10,6 +10,7 @@ import json
 import math
 import resource
 import socket
+import struct
 import threading
 import time
 from contextlib import ExitStack
@@ -29,6 +30,7 @@ from flockstep.backends.cluster import wire
 from flockstep.backends.cluster.service import Service
 from flockstep.backends.cluster.wire import (
     ADD,
+    ADD_ENCODED,
     BLEND,
     CREATE,
     DONE,
@@ -196,7 +198,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
         ({"number": -1.0}, "unknown role 'tensors' of rank -1.0"),
         ({"number": 1e300}, "unknown role 'tensors' of rank 1e+300"),
         ({"magic": b"GE"}, "the first two bytes of a frame is wrong (got b'GE')"),
-        ({"version": 1}, "the version, 2 here, of a frame is wrong (got 1)"),
+        ({"version": 1}, "the version, 3 here, of a frame is wrong (got 1)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-",
 )
@@ -671,6 +673,69 @@ def test_what_torch_cannot_do_is_refused_and_changes_nothing(served, kind, value
     connection = served.join("tensors")
     assert torch.equal(ask(connection, of(READ, served.run, "part", value)), value)
     connection.close()
+
+
+def encoded(text: str | bytes, message: bytes) -> bytes:
+    """What travels for a codec's message."""
+    said = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("!I", len(said)) + said + message
+
+
+TOP_K = '{"codec": "TopK", "fields": {"ratio": 0.5}}'
+CODEC_NONSENSE = {
+    "nothing": (b"", "a message without a codec"),
+    "a length alone": (struct.pack("!I", 5), "a codec of 5 bytes in a frame of 4"),
+    "a long text": (struct.pack("!I", 5000) + bytes(5000), "a codec of 5000 bytes"),
+    "no JSON": (encoded("top_k", b""), "a message that is not JSON"),
+    "no object": (encoded("[]", b""), "a message that is not a JSON object"),
+    "no name": (encoded('{"codec": 3, "fields": {}}', b""), "a codec without a name"),
+    "no fields": (encoded('{"codec": "TopK"}', b""), "a codec without a name or fields"),
+    "unknown": (encoded('{"codec": "Zip", "fields": {}}', b""), "no codec 'Zip' is known"),
+    "abstract": (encoded('{"codec": "Codec", "fields": {}}', b""), "no codec 'Codec' is known"),
+    "other fields": (encoded('{"codec": "TopK", "fields": {"k": 1}}', b""), "codec 'TopK': "),
+    "bad fields": (
+        encoded('{"codec": "TopK", "fields": {"ratio": 2}}', b""),
+        "codec 'TopK': 'ratio' must be",
+    ),
+    "no value": (encoded('{"codec": "TopK", "fields": {"ratio": {}}}', b""), "codec 'TopK': "),
+    "too short": (encoded(TOP_K, b"abc"), "a message of 3 bytes, where TopK(ratio=0.5"),
+    "places out of range": (encoded(TOP_K, b"\x7f" * 24), "shared tensor 'part'"),
+    "matrices beyond all": (
+        encoded('{"codec": "PowerSGD", "fields": {"rank": 1}}', struct.pack("=3q", 1, 5, -1)),
+        "shared tensor 'part'",
+    ),
+    "matrices without end": (
+        encoded('{"codec": "PowerSGD", "fields": {"rank": 1}}', b"\x7f" * 40),
+        "shared tensor 'part'",
+    ),
+    "half a place": (
+        encoded('{"codec": "Threshold", "fields": {"tau": 1.0}}', b"abc"),
+        "shared tensor 'part'",
+    ),
+}
+
+
+@pytest.mark.parametrize("payload, reason", CODEC_NONSENSE.values(), ids=CODEC_NONSENSE)
+def test_what_no_codec_can_decode_is_refused_and_changes_nothing(served, payload, reason):
+    connection, value = served.join("tensors"), torch.arange(6.0)
+    ask(connection, of(CREATE, served.run, "part", value), value)
+    header = Header(ADD_ENCODED, served.run, "part", value.dtype, (6,), len(payload), 1.0)
+    connection.send(header, payload)
+    answer = connection.header()
+    assert answer.kind == REFUSED
+    assert reason in connection.payload(answer).decode()
+    connection.close()
+    connection = served.join("tensors")
+    assert torch.equal(ask(connection, of(READ, served.run, "part", value)), value)
+    connection.close()
+    goes_on(served)
+
+
+def test_an_encoded_message_that_announces_much_is_refused(served):
+    header = Header(ADD_ENCODED, served.run, "part", torch.float32, (6,), 1 << 17, 1.0)
+    with served.stranger() as stranger:
+        stranger.send(served.hello("tensors") + header.pack())
+        assert "the length, at most 65728, of a frame is wrong" in stranger.refusal()
 
 
 def test_homes_do_whole_numbers_exactly(served):

@@ -74,7 +74,7 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--network", "moon"],
-            "unknown network 'moon'; known: ideal",
+            "unknown network 'moon'; known: home-uplinks, ideal",
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--assignment", "moon"],
@@ -110,8 +110,8 @@ def test_a_task_in_the_current_folder_is_found(tmp_path):
             "'ratio' must be above 0 and at most 1",
         ),
         (
-            ["run", "digits-mlp", "sync_sgd", "--set", "codec=top_k(1,2)"],
-            "'codec' must give top_k at most 1 values",
+            ["run", "digits-mlp", "sync_sgd", "--set", "codec=one_bit(2)"],
+            "'codec' must give one_bit at most 0 values",
         ),
         (
             ["run", "digits-mlp", "sync_sgd", "--set", "codec=(("],
@@ -137,10 +137,11 @@ def test_list_names_everything(flockstep):
         "sync_sgd", "independent", "best_only", "local_sgd", "post_local_sgd", "adacomm",
         "households", "diloco", "slowmo", "nosync", "pso_ps", "easgd", "eamsgd", "ea_wild",
         "hogwild", "async_sgd", "downpour", "stale_sync", "gosgd", "ad_psgd", "d_psgd",
-        "codistillation",
+        "codistillation", "all_to_all_sgd", "sgp",
     }  # fmt: skip
     assert {usage.split()[0] for usage in listed["codecs"]} == {
         "float16", "int8", "one_bit", "qsgd", "threshold", "top_k", "random_k", "power_sgd",
+        "natural", "tern_grad", "sign_sgd", "quantised_top_k",
     }  # fmt: skip
     assert "local_sgd" in flockstep("list", "strategies").stdout
 
@@ -184,10 +185,11 @@ def test_demo_compares_all_strategies_on_both_backends(flockstep, tmp_path, monk
 
 @pytest.mark.parametrize("strategy", DEMO_STRATEGIES, ids=lambda strategy: strategy.name)
 def test_no_method_of_the_demo_looks_broken_for_want_of_a_setting(strategy):
-    """Its simulated workers, and as many as it has processes."""
+    """Its simulated workers, and as many as it has processes; until they are good enough."""
+    target = 0.87 if strategy.name == "independent" else 0.92
     for workers in (8, 2):
-        accuracy = fs.run("digits-mlp", strategy, workers, epochs=10).metrics["test_accuracy"]
-        assert accuracy > (0.87 if strategy.name == "independent" else 0.92)
+        run = fs.run("digits-mlp", strategy, workers, epochs=10, target=target)
+        assert run.metrics["test_accuracy"] >= target
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,18 @@ def test_what_shows_only_when_a_file_is_run_names_the_file_too(refused, tmp_path
         (["sync_sgd", "--look-every", "5e-324 s"], "'look_every' must be an interval such as"),
         (["sync_sgd", "--compute", "compute(seconds=-1)"], "'seconds' of compute must be at least"),
         (
+            ["sync_sgd", "--workers", "2", "--faults", "faults({0: '1s', 1: '1 step'})"],
+            "'deaths' must leave one of 2 workers alive",
+        ),
+        (
+            ["sync_sgd", "--faults", "faults(pauses=3)"],
+            "'pauses' must be",
+        ),
+        (
+            ["sync_sgd", "--backend", "local", "--faults", "faults(death_rate=1)"],
+            "'faults' must be left out with a backend other than 'sim'",
+        ),
+        (
             ["sync_sgd", "--compute", "compute(slow={1: 2, 1: 3})"],
             "'--compute' must be a time such as 20ms or 0.02, measured",
         ),

@@ -421,7 +421,7 @@ def test_one_look_or_none_is_drawn_as_well(result):
 
 def test_the_list_of_all_fits_a_screen_and_points_to_its_parts(flockstep):
     lines = flockstep("list").stdout.splitlines()
-    assert len(lines) < 24
+    assert len(lines) < 28
     assert max(map(len, lines)) <= 80
     listed = json.loads(flockstep("list", "--json").stdout)
     text = " ".join(" ".join(lines).split())

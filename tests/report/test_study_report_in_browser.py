@@ -50,8 +50,7 @@ def test_every_switch_draws_what_it_says(browser, outcome, path):
             assert page.evaluate(TRACES)["replicas"] == len(content.data)
 
 
-@pytest.mark.parametrize("width", [390, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1400, "dark")])
 def test_everybody_can_read_it(browser, path, width, scheme):
     with opened(browser, path, width, 900, scheme) as page:
         page.evaluate("window.flockstepReport.drawn()")

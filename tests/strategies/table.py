@@ -68,16 +68,18 @@ def _wire(codec_bytes: Callable[[Size], int]) -> Bytes:
     return lambda z: z.t * z.w * (z.w - 1) * codec_bytes(z) + z.ring(z.b)
 
 
-CODECS = [
-    fs.Float16(),
-    fs.Int8(),
-    fs.OneBit(),
-    fs.QSGD(4),
-    fs.Threshold(0.01),
-    fs.TopK(0.1),
-    fs.RandomK(0.2),
-    fs.PowerSGD(1),
-]
+INT8, TOP = fs.Int8(), fs.TopK(0.1)
+
+
+def _int8(nbytes: int) -> int:
+    """A message of Int8 for so many bytes in double precision."""
+    return INT8.nbytes(nbytes // 8)
+
+
+def _top(nbytes: int) -> int:
+    """One of TopK."""
+    return TOP.nbytes(nbytes // 8, 8)
+
 
 TABLE = [
     Row(fs.SyncSGD(), lambda z: z.t * z.ring(z.p) + z.ring(z.b)),
@@ -102,12 +104,20 @@ TABLE = [
     Row(fs.SyncSGD(codec=fs.TopK(0.1)), _wire(lambda z: fs.TopK(0.1).nbytes(z.p // 8, 8))),
     Row(fs.Independent(), lambda z: z.scores() + z.spread(z.s)),
     Row(fs.BestOnly(3), lambda z: z.times_and_end(3) * (z.scores() + z.spread(z.s))),
+    Row(
+        fs.BestOnly(3, codec=INT8),
+        lambda z: z.times_and_end(3) * (z.scores() + z.spread(8 + _int8(z.s))),
+    ),
     Row(fs.LocalSGD(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
     Row(
         fs.LocalSGD(3, codec=fs.Int8()),
         lambda z: z.times_and_end(3) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8),
     ),
     Row(fs.PostLocalSGD(7, 3), lambda z: 7 * z.ring(z.p) + -(-(z.t - 7) // 3) * z.ring(z.s)),
+    Row(
+        fs.PostLocalSGD(7, 3, INT8),
+        lambda z: z.w * (z.w - 1) * (7 * _int8(z.p) + -(-(z.t - 7) // 3) * _int8(z.s)),
+    ),
     Row(fs.AdaComm(3, 1e9), lambda z: z.times_and_end(3) * z.ring(z.s) + z.times(3) * z.ring(16)),
     Row(fs.Households(2, 3), lambda z: 2 * z.t * z.ring(z.p, 2) + z.times_and_end(3) * z.ring(z.s)),
     Row(
@@ -136,6 +146,10 @@ TABLE = [
         lambda z: z.t * (2 * z.ring(z.p, 2) + z.scores() + (1 + z.w - 1) * (z.s + 8)) + z.ring(z.s),
     ),
     Row(
+        fs.NoSync(0.3, best=2, codec=INT8),
+        lambda z: z.t * (z.scores() + 2 * z.spread(_int8(z.s))) + z.ring(z.s),
+    ),
+    Row(
         fs.NoSync(0.3, all_reduce="tree"),
         lambda z: z.t * z.ring(z.s) + z.ring(z.s),
         loses=STOPS,
@@ -144,7 +158,20 @@ TABLE = [
         fs.PSOPS(3),
         lambda z: z.times(3) * (z.scores() + z.spread(z.p)) + z.scores() + z.spread(z.s),
     ),
+    Row(
+        fs.PSOPS(3, codec=TOP),
+        lambda z: z.times(3) * (z.scores() + z.spread(8 + _top(z.p))) + z.scores() + z.spread(z.s),
+    ),
     Row(fs.EASGD(2), lambda z: z.w * (2 * z.times_and_end(2) + 1) * z.s),
+    Row(
+        # Number by number: of other codecs each shard of a tensor would have another message.
+        fs.EASGD(2, codec=fs.Float16()),
+        lambda z: z.w * (z.times_and_end(2) * (z.s + z.s // 4) + z.s),
+    ),
+    Row(
+        fs.EASGD(2, mode="sync", codec=INT8),
+        lambda z: z.times_and_end(2) * z.w * (z.w - 1) * _int8(z.s),
+    ),
     Row(
         fs.EASGD(2, mode="first_come"),
         lambda z: z.w * (2 * z.times_and_end(2) + 1) * z.s,
@@ -154,6 +181,11 @@ TABLE = [
     Row(fs.EAMSGD(2), lambda z: z.w * (2 * z.times_and_end(2) + 1) * z.s, repeats=RACES),
     Row(fs.EAMSGD(2, mode="round_robin"), lambda z: z.w * (2 * z.times_and_end(2) + 1) * z.s),
     Row(fs.EAWild(2), lambda z: z.w * (2 * z.times_and_end(2) + 1) * z.s, repeats=RACES),
+    Row(
+        fs.EAWild(2, codec=INT8),
+        lambda z: z.w * (z.times_and_end(2) * (z.s + _int8(z.s)) + z.s),
+        repeats=RACES,
+    ),
     Row(
         fs.EAWild(2, groups=2),
         lambda z: 2 * z.t * z.ring(z.p, 2) + z.times_and_end(2) * 2 * (2 * z.s + z.s) + z.w * z.s,
@@ -173,6 +205,11 @@ TABLE = [
     ),
     Row(fs.AsyncSGD(), lambda z: z.w * (2 * z.t + 1) * z.p + z.ring(z.b), repeats=RACES),
     Row(
+        fs.AsyncSGD(codec=TOP),
+        lambda z: z.w * (z.t * (z.p + _top(z.p)) + z.p) + z.ring(z.b),
+        repeats=RACES,
+    ),
+    Row(
         fs.AsyncSGD(momentum=0.5, staleness_aware=True),
         lambda z: z.w * ((4 * z.t + 1) * z.p + z.t * 16) + z.ring(z.b),
         repeats=RACES,
@@ -180,6 +217,11 @@ TABLE = [
     Row(
         fs.Downpour(3, 2),
         lambda z: z.w * (z.times_and_end(3) + z.times(2) + 1) * z.p + z.ring(z.b),
+        repeats=RACES,
+    ),
+    Row(
+        fs.Downpour(3, 2, TOP),
+        lambda z: z.w * (z.times_and_end(3) * _top(z.p) + (z.times(2) + 1) * z.p) + z.ring(z.b),
         repeats=RACES,
     ),
     Row(
@@ -191,6 +233,15 @@ TABLE = [
         fs.StaleSync(0),
         lambda z: z.w * ((2 * z.t + 2) * z.p + (2 * z.t + 2) * 8 * z.w) + z.ring(z.b),
     ),
+    Row(
+        fs.AllToAllSGD(),
+        lambda z: z.t * z.w * (z.w - 1) * z.p + z.ring(z.s),
+        repeats=RACES,
+    ),
+    Row(
+        fs.AllToAllSGD(0),
+        lambda z: z.t * z.w * (z.w - 1) * z.p + z.ring(z.s) + z.w * (2 * z.t + 1) * 8 * z.w,
+    ),
     Row(fs.GoSGD(0.5), None, repeats=RACES),
     Row(fs.ADPSGD(), lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.ring(z.s), repeats=RACES),
     Row(
@@ -198,12 +249,34 @@ TABLE = [
         lambda z: -(-z.w // 2) * z.t * 2 * z.s + z.scores() + z.spread(z.s),
         repeats=RACES,
     ),
+    Row(
+        fs.ADPSGD(codec=INT8),
+        lambda z: -(-z.w // 2) * z.t * (z.s + _int8(z.s)) + z.ring(z.s),
+        repeats=RACES,
+    ),
+    Row(fs.DPSGD(codec=INT8), lambda z: z.w * 2 * z.t * _int8(z.s) + z.ring(z.s)),
     Row(fs.DPSGD(), lambda z: z.w * 2 * z.t * z.s + z.ring(z.s)),
     Row(
         fs.DPSGD(order="after_step", representative="any"),
         lambda z: z.w * 2 * z.t * z.s + z.spread(z.s),
     ),
     Row(fs.DPSGD("exponential"), lambda z: z.w * 3 * z.t * z.s + z.ring(z.s)),
+    Row(fs.DPSGD("one_peer_exponential"), lambda z: z.w * z.t * z.s + z.ring(z.s)),
+    Row(fs.SGP(), lambda z: z.w * z.t * (z.s + 16) + z.ring(z.s + 8) + z.ring(8)),
+    Row(
+        fs.SGP(codec=fs.Int8()),
+        lambda z: z.w * z.t * fs.Int8().nbytes(z.s // 8) + z.ring(z.s + 8) + z.ring(8),
+    ),
+    Row(
+        fs.Codistillation(2, 4, 5, codec=INT8),
+        lambda z: (
+            2 * z.t * z.ring(z.p, 2)
+            + (1 + (z.t - 5) // 4) * z.w * _int8(z.s)
+            + 2 * z.ring(z.b + 8, 2)
+            + z.scores()
+            + z.spread(z.s)
+        ),
+    ),
     Row(
         fs.Codistillation(2, 4, 5),
         lambda z: (
@@ -217,13 +290,17 @@ TABLE = [
 ]
 
 # More of them, where a strategy's fields change what it keeps in its state, or how it ends.
+# One codec of each kind of memory: an error, numbers drawn, a count of messages, bases.
+REMEMBERING = [fs.OneBit(), fs.QSGD(4), fs.RandomK(0.2), fs.PowerSGD(1)]
+
 VARIANTS: list[fs.Strategy[Any]] = [
-    *(fs.LocalSGD(3, codec=codec) for codec in CODECS),
+    *(fs.LocalSGD(3, codec=codec) for codec in REMEMBERING),
     *(make(codec) for codec in (fs.OneBit(), fs.PowerSGD(1)) for make in (
         lambda codec: fs.SyncSGD(codec=codec),
         lambda codec: fs.DiLoCo(3, codec=codec),
     )),
     fs.Households(4, 8, 2, neighbourhoods=2, neighbourhood_period=4, codec=fs.QSGD(4)),
+    fs.SyncSGD(codec=fs.TopK(0.1, warmup=6)),
     fs.Households(2, 4, codec=fs.OneBit()),
     fs.Households(2, 6, 3, codec=fs.RandomK(0.2)),
     fs.Households(2, 6, 3, codec=fs.PowerSGD(1)),
@@ -265,9 +342,35 @@ VARIANTS: list[fs.Strategy[Any]] = [
     fs.GoSGD(1.0),
     fs.GoSGD(0.5, representative="best"),
     fs.GoSGD(0.5, representative="any"),
+    fs.GoSGD(0.5, peers="exponential"),
     fs.ADPSGD("complete"),
+    fs.ADPSGD("one_peer_exponential", "printed", pull=0.3),
     fs.ADPSGD("exponential", representative="any"),
     fs.DPSGD(representative="best"),
+    fs.DPSGD("one_peer_exponential", "after_step"),
+    fs.AllToAllSGD(2, fs.TopK(0.1)),
+    fs.AllToAllSGD(codec=fs.QSGD(4)),
+    fs.SGP("ring", representative="any"),
+    fs.SGP("complete", 3, "best"),
+    fs.SGP(peers=2, codec=fs.TopK(0.3)),
     fs.Codistillation(2, 2, 0, topology="complete"),
     fs.Codistillation(4, 3, 2, temperature=2.0, topology="complete"),
+    fs.BestOnly(2, codec=fs.OneBit()),
+    fs.PostLocalSGD(4, 3, fs.OneBit()),
+    fs.AdaComm(4, 0.03, fs.TopK(0.1)),
+    fs.SlowMo(3, codec=fs.PowerSGD(1)),
+    fs.NoSync(0.3, staleness=1, codec=fs.RandomK(0.5)),
+    fs.NoSync(0.3, best=1, groups=2, codec=fs.Float16()),
+    fs.EASGD(2, mode="first_come", order="after_step", codec=fs.PowerSGD(1)),
+    fs.EAMSGD(2, codec=fs.Float16()),
+    fs.EAWild(2, groups=2, delegate="random", codec=fs.TopK(0.1)),
+    fs.Hogwild(fs.Threshold(0.01)),
+    fs.AsyncSGD(0.5, True, codec=fs.OneBit()),
+    fs.Downpour(2, 3, fs.QSGD(4)),
+    fs.StaleSync(1, fs.RandomK(0.2)),
+    fs.GoSGD(0.5, codec=fs.TopK(0.1)),
+    fs.GoSGD(1.0, "best", fs.Float16()),
+    fs.ADPSGD(order="printed", codec=fs.PowerSGD(1)),
+    fs.DPSGD("complete", "after_step", codec=fs.Threshold(0.01), gossip_rate=0.1),
+    fs.Codistillation(2, 2, 0, topology="complete", codec=fs.Float16()),
 ]  # fmt: skip

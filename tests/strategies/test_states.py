@@ -34,7 +34,7 @@ import flockstep as fs
 from flockstep.strategies import load_state, save_state, shared_tensors
 
 ALL = [*dict.fromkeys([*(row.strategy for row in TABLE), *VARIANTS])]
-SAVED, STEPS = (4, 7, 12), 12  # the last one before finish
+SAVED, STEPS = (4, 8), 8  # the last one before finish
 
 
 def through_files(tensors, values):

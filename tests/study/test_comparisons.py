@@ -65,17 +65,17 @@ def test_one_run_says_nothing():
     assert outcome.cells[0].interval is None
 
 
-def test_a_thousand_null_studies_raise_the_alarm_in_five_per_cent():
+def test_five_hundred_null_studies_raise_the_alarm_in_five_per_cent():
     means = {SYNC: 0.9, LOCAL: 0.9}
     welch = made_up_study(axes=TWO)
     paired = welch.replace(test="paired")
     alarms = {"welch": 0, "paired": 0}
-    for seed in range(1_000):
+    for seed in range(500):
         outcome = made_up_outcome(welch, normal_scores(means, 0.01, seed), looks=1)
         for each in (outcome, Outcome(paired, outcome.records)):
             alarms[each.study.test] += each.comparisons[0].finding in ("greater", "less")
-    assert 35 <= alarms["welch"] <= 65
-    assert 35 <= alarms["paired"] <= 65
+    assert 15 <= alarms["welch"] <= 35
+    assert 15 <= alarms["paired"] <= 35
 
 
 def test_a_table_of_many_nulls_raises_any_alarm_in_at_most_five_per_cent():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -31,10 +32,18 @@ REGISTERED: dict[type, list[str]] = {
     BatchRule: ["batch_growth", "global_batch"],
     fs.Network: ["network"],
     fs.Link: ["link", "network"],
+    fs.Site: ["site"],
+    fs.Route: ["route"],
+    fs.LinkChange: ["link_change"],
     fs.Compute: ["compute"],
+    fs.Faults: ["faults"],
+    fs.Pause: ["pause"],
     fs.OptimizerSpec: list(OPTIMIZERS),
 }
 EVERY_CLASS = [(kind, name) for kind, names in REGISTERED.items() for name in names]
+
+MOMENTS = st.floats(0, 1e9) | st.integers(1, 999).map(lambda steps: f"{steps} steps")
+PAUSES = st.builds(fs.Pause, st.integers(0, 99), MOMENTS, st.floats(1e-9, 1e6))
 
 # Fields that take some texts, or whose values must fit others, for which types say too little.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -60,14 +69,23 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "ea_wild.order": st.sampled_from(["printed", "after_step"]),
     "ea_wild.representative": st.sampled_from(["centre", "mean", "best", "any", "first", "random"]),
     "gosgd.representative": st.sampled_from(["mean", "best", "any"]),
-    "ad_psgd.graph": st.sampled_from(["ring", "exponential", "complete"]),
+    "gosgd.peers": st.sampled_from(["random", "exponential"]),
+    "ad_psgd.graph": st.sampled_from(["ring", "exponential", "complete", "one_peer_exponential"]),
     "ad_psgd.order": st.sampled_from(["after_step", "printed"]),
     "ad_psgd.representative": st.sampled_from(["mean", "best", "any"]),
-    "d_psgd.graph": st.sampled_from(["ring", "exponential", "complete"]),
+    "d_psgd.graph": st.sampled_from(["ring", "exponential", "complete", "one_peer_exponential"]),
     "d_psgd.order": st.sampled_from(["printed", "after_step"]),
     "d_psgd.representative": st.sampled_from(["mean", "best", "any"]),
+    "sgp.graph": st.sampled_from(["exponential", "ring", "complete"]),
+    "sgp.representative": st.sampled_from(["mean", "best", "any"]),
     "codistillation.topology": st.sampled_from(["ring", "complete"]),
+    "sign_sgd.scale": st.sampled_from(["mean", "one"]),
     "sampling.order": st.sampled_from(ORDERS),
+    "faults.deaths": st.dictionaries(st.integers(0, 99), MOMENTS, max_size=3),
+    "faults.pauses": st.lists(PAUSES, max_size=3).map(tuple),
+    "faults.death_rate": st.floats(0, 1e6),
+    "faults.pause_rate": st.floats(0, 1e6),
+    "pause.at": MOMENTS,
     "sampling.shuffle": st.sampled_from(SHUFFLES),
     "muon.adjust_lr_fn": st.sampled_from([None, "original", "match_rms_adamw"]),
     "slow_start.epochs": st.tuples(*[st.floats(0.1, 99)] * 4),
@@ -77,6 +95,49 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "network.neighbourhood_size": st.integers(1, 8),  # in households
     "link.neighbourhood_size": st.integers(1, 8),
 }
+MATRIX = st.integers(1, 4).flatmap(
+    lambda size: st.tuples(*[st.tuples(*[st.floats(0.001, 1e9)] * size)] * size)
+)
+SPEEDS = st.lists(st.floats(0.001, 1e9) | st.just(math.inf), max_size=4).map(tuple)
+PLAIN_LINKS = st.none() | st.builds(fs.Link, st.floats(0, 9), st.floats(0.001, 1e9))
+SITES = st.lists(
+    st.builds(
+        fs.Site,
+        st.sampled_from(["Oslo", "São Paulo", "none", "wan-100m"]),
+        st.none() | st.integers(1, 9),
+        PLAIN_LINKS,
+        st.none() | st.floats(0.001, 1e9),
+        st.none() | st.floats(0.001, 1e9),
+    ),
+    max_size=3,
+    unique_by=lambda site: site.name,
+).map(tuple)
+CHANGES = st.lists(
+    st.builds(
+        fs.LinkChange,
+        st.floats(0, 1e6),
+        st.floats(0.001, 9),
+        st.floats(0, 9),
+        st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    ),
+    max_size=3,
+).map(lambda changes: tuple(sorted(changes, key=lambda change: change.seconds)))
+for _kind in ("network", "link"):
+    VALUES |= {
+        f"{_kind}.latencies": st.none() | MATRIX,
+        f"{_kind}.bandwidths": st.none() | MATRIX,
+        f"{_kind}.sites": SITES,
+        f"{_kind}.routes": st.just(()),
+        f"{_kind}.uplink": SPEEDS,
+        f"{_kind}.downlink": SPEEDS,
+        f"{_kind}.trace": CHANGES,
+        f"{_kind}.loss": st.floats(0, 0.99),
+        f"{_kind}.framing": st.floats(1, 2),
+    }
+VALUES["network.inside"] = VALUES["network.nearby"] = VALUES["site.inside"] = PLAIN_LINKS
+VALUES["site.name"] = st.sampled_from(["Oslo", "São Paulo", "none", "wan-100m"])
+VALUES["route.source"] = VALUES["route.target"] = VALUES["link_change.site"] = VALUES["site.name"]
+VALUES["link_change.ranks"] = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 STEPS = st.lists(st.integers(1, 10**6), max_size=3, unique=True).map(sorted)
 MARKS = st.lists(st.floats(0.001, 0.999), max_size=4, unique=True).map(lambda at: tuple(sorted(at)))
 
@@ -133,6 +194,7 @@ def specs_of(draw: st.DrawFn, kind: type, name: str) -> Any:
             values[field] = draw(values_of(f"{name}.{field}", hint))
     if kind in (fs.Network, fs.Link):
         _fit_tiers(draw, values)
+        _fit_forms(draw, values)
     try:
         return form.make(**values)
     except InvalidField:
@@ -151,6 +213,23 @@ def _fit_tiers(draw: st.DrawFn, values: dict[str, Any]) -> None:
     if values.get("nearby") is not None:
         count = sizes["neighbourhood_size"] or draw(VALUES["network.neighbourhood_size"])
         values["neighbourhood_size"] = household * count
+
+
+def _fit_forms(draw: st.DrawFn, values: dict[str, Any]) -> None:
+    """Tiers, a matrix or sites: not several at once, and routes between two of the sites."""
+    if values.get("inside") is not None:
+        forms = ("latencies", "bandwidths", "sites")
+    elif values.get("sites"):
+        forms = ("latencies", "bandwidths")
+    else:
+        forms = ()
+    for form in forms:
+        values.pop(form, None)
+    names = [site.name for site in values.get("sites", ())]
+    if len(names) > 1 and draw(st.booleans()):
+        values["routes"] = (fs.Route(names[0], names[1], 0.5, draw(st.floats(1, 1e9))),)
+    else:
+        values.pop("routes", None)
 
 
 def schedules() -> st.SearchStrategy[fs.Schedule]:
@@ -195,6 +274,7 @@ def run_specs(draw: st.DrawFn) -> fs.RunSpec:
     if fields["backend"] == "sim":
         fields["network"] = draw(st.none() | any_of(fs.Network))
         fields["compute"] = draw(st.none() | any_of(fs.Compute))
+        fields["faults"] = draw(st.none() | any_of(fs.Faults))
         fields["lanes"] = draw(st.none() | st.integers(1, 4))
 
     optimizer = draw(st.none() | any_of(fs.OptimizerSpec))
@@ -219,8 +299,28 @@ PLACES = {
     fs.Schedule: lambda schedule: {"schedule": schedule},
     BatchRule: lambda growth: {"batch_size": growth},
     fs.Network: lambda network: {"network": network},
-    fs.Link: lambda link: {"network": fs.Network(1, 1, inside=link, household_size=2)},
+    fs.Link: lambda link: {
+        "network": link
+        if isinstance(link, fs.Network)
+        else fs.Network(1, 1, inside=link, household_size=2)
+    },
+    fs.Site: lambda site: {"network": fs.Network(1, 1, sites=(site,))},
+    fs.Route: lambda route: {
+        "network": fs.Network(
+            1,
+            1,
+            sites=(fs.Site(route.source), fs.Site(route.target)),
+            routes=(route,),
+        )
+    },
+    fs.LinkChange: lambda change: {
+        "network": fs.Network(
+            1, 1, sites=() if change.site is None else (fs.Site(change.site),), trace=(change,)
+        )
+    },
     fs.Compute: lambda compute: {"compute": compute},
+    fs.Faults: lambda faults: {"faults": faults},
+    fs.Pause: lambda pause: {"faults": fs.Faults(pauses=pause)},
     fs.OptimizerSpec: lambda optimizer: {
         "optimizer": optimizer,
         "lr": 0.1 if optimizer.name != "two_stage" and not optimizer.gives_lr else None,

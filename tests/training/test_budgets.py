@@ -133,10 +133,10 @@ SHARING = [
 ]
 
 
-@pytest.mark.parametrize("every", ["5 steps", "0.05 seconds"])
+@pytest.mark.parametrize("every", ["4 steps", "0.05 seconds"])
 @pytest.mark.parametrize("strategy", SHARING, ids=str)
 def test_a_target_changes_nothing_before_it_is_reached(strategy, every):
-    fields = {"compute": UNEVEN, "steps": 40, "seed": 1, "measure": "staleness"}
+    fields = {"compute": UNEVEN, "steps": 24, "seed": 1, "measure": "staleness"}
     whole = short(strategy, look_every=every, lanes=1, **fields)
     missed = short(strategy, look_every=every, target=2, lanes=1, **fields)
     assert missed.history == whole.history
@@ -150,13 +150,13 @@ def test_a_target_changes_nothing_before_it_is_reached(strategy, every):
 
 
 @pytest.mark.parametrize("strategy", SHARING, ids=str)
-@pytest.mark.parametrize("budget", [{"seconds": 0.5}, {"bytes": 40 * 4 * BYTES}], ids=str)
+@pytest.mark.parametrize("budget", [{"seconds": 0.5}, {"bytes": 20 * 4 * BYTES}], ids=str)
 def test_budgets_change_nothing_before_their_end(strategy, budget):
     """Schedules know the end of a run by its budget, so the learning rate is constant here."""
     fields = {"compute": UNEVEN, "seed": 1, "look_every": "4 steps"}
     ended = short(strategy, **fields, **budget)
     # Workers that wait for each other have taken the same number of steps.
-    whole = short(strategy, **fields, steps=ended.metrics["steps"] if strategy.waits else 200)
+    whole = short(strategy, **fields, steps=ended.metrics["steps"] if strategy.waits else 90)
     assert len(ended.history) > 2
     common = len(ended.history) - (not strategy.waits)
     assert ended.history[:common] == whole.history[:common]

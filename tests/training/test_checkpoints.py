@@ -10,11 +10,12 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from tests.strategies.harness import net, net_with_statistics
-from tests.strategies.table import CODECS, TABLE
+from tests.strategies.table import REMEMBERING, TABLE
 from tests.support.full_disk import files_end_at
 from torch import nn
 from torch.nn import functional as F
@@ -79,7 +80,7 @@ def only(path: Path, folder: Path) -> Path:
     return folder
 
 
-STRATEGIES = [*(row.strategy for row in TABLE), *(fs.SyncSGD(codec=codec) for codec in CODECS)]
+STRATEGIES = [*(row.strategy for row in TABLE), *(fs.SyncSGD(codec=codec) for codec in REMEMBERING)]
 
 
 @pytest.mark.parametrize("number", range(len(STRATEGIES)), ids=lambda n: repr(STRATEGIES[n]))
@@ -97,11 +98,50 @@ def test_resumed_is_never_stopped(number, tmp_path):
         batch_size=draw.choice([4, fs.BatchGrowth(2, (0.5,), 2)]),
         seed=number,
     )
-    whole = outcome(fs.run(spec, checkpoint=tmp_path / "all", every="1 step", keep=1000))
+    every = draw.choice(["1 step", "2 steps", "3 steps"])
+    whole = outcome(fs.run(spec, checkpoint=tmp_path / "all", every=every, keep=1000))
     if number % 3 == 0:  # of each kind some
         assert outcome(fs.run(spec)) == whole
     one = only(draw.choice(checkpoints(tmp_path / "all")), tmp_path / "one")
     assert outcome(fs.resume(one, spec=spec)) == whole
+
+
+SHARED_LINKS = {
+    "home": fs.Network(1e-3, 1e5),
+    "lossy": fs.Network(1e-3, 1e5, loss=0.2),
+    "sites": fs.Network(
+        2e-3,
+        2e5,
+        sites=(fs.Site("a", uplink=1e5, downlink=3e5), fs.Site("b", inside="lan-1g")),
+        trace=(fs.LinkChange(0.05, 0.5, 2.0), fs.LinkChange(0.1, 0.2, site="a")),
+        loss=0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "links"),
+    [
+        (fs.Hogwild(), "home"),
+        (fs.GoSGD(0.5), "lossy"),
+        (fs.ADPSGD(), "lossy"),
+        (fs.AsyncSGD(), "sites"),
+        (fs.DPSGD(), "sites"),
+    ],
+    ids=repr,
+)
+def test_what_is_under_way_on_links_that_others_use_goes_on(strategy, links, tmp_path):
+    spec = spec_of(
+        strategy,
+        compute=fs.Compute(0.01, jitter=0.5, slow={2: 3.0}),
+        network=SHARED_LINKS[links],
+        look_every="0.03 seconds",
+        measure=("staleness", "time"),
+        steps=4,
+    )
+    whole = outcome(fs.run(spec, checkpoint=tmp_path / "all", every="1 step", keep=1000))
+    first = only(checkpoints(tmp_path / "all")[0], tmp_path / "one")
+    assert outcome(fs.resume(first, spec=spec)) == whole
 
 
 def test_a_run_that_is_stopped_again_and_again_is_never_stopped(tmp_path):
@@ -121,6 +161,55 @@ def test_a_run_that_is_stopped_again_and_again_is_never_stopped(tmp_path):
         assert len(checkpoints(first)) > 1
 
 
+@dataclasses.dataclass
+class Streams:
+    """Of a worker: what it has not sent yet, by call."""
+
+    exchanged: fs.Memory
+    sent: fs.Memory
+    added: fs.Memory
+    centre: fs.SharedTensor = fs.handle()
+
+
+@dataclasses.dataclass(frozen=True)
+class ThroughCodecs(fs.Strategy[Streams]):
+    """Changes go to a neighbour, around the circle and to a centre, through a codec."""
+
+    name: ClassVar[str] = "through_codecs"
+    codec: fs.Codec
+
+    def init(self, worker):
+        memories = [self.codec.memory(worker.flat.state) for _ in range(3)]
+        return Streams(*memories, centre=worker.comm.shared("centre", worker.flat.state))
+
+    def after_step(self, worker, state):
+        comm, change, codec = worker.comm, 0.1 * worker.flat.gradients, self.codec
+        whole = torch.zeros_like(worker.flat.state)
+        whole[: change.numel()] = change
+        state.centre.add(whole, -1, codec=codec, memory=state.added)
+        heard = comm.exchange(whole, comm.rank ^ 1, codec=codec, memory=state.exchanged)
+        comm.send(whole, (comm.rank + 1) % comm.size, codec=codec, memory=state.sent)
+        passed = comm.recv(torch.empty_like(whole), (comm.rank - 1) % comm.size, codec=codec)
+        worker.flat.state.sub_(heard + passed).lerp_(state.centre.read(), 0.1)
+
+    def finish(self, worker, state):
+        worker.comm.all_reduce(worker.flat.state, op="mean")
+
+
+@pytest.mark.parametrize("codec", [fs.Threshold(0.01), fs.TopK(0.1)], ids=str)
+def test_messages_of_codecs_are_told_again(codec, tmp_path):
+    """Of a length that the receiver knows, and of one that it does not."""
+    spec = spec_of(
+        ThroughCodecs(codec),
+        compute=fs.Compute(0.01, jitter=0.5, slow={2: 5.0}),
+        network=fs.Network.preset("wan-100m"),
+    )
+    whole = outcome(fs.run(spec, checkpoint=tmp_path / "all", every="1 step", keep=1000))
+    assert outcome(fs.run(spec)) == whole
+    for each in checkpoints(tmp_path / "all")[1::6]:
+        assert outcome(fs.resume(only(each, tmp_path / "one"), spec=spec)) == whole
+
+
 @pytest.mark.parametrize(
     "budget", [{"steps": 9}, {"seconds": 0.2}, {"bytes": 150_000}, {"target": 0.42}], ids=repr
 )
@@ -128,7 +217,8 @@ def test_a_run_that_is_stopped_again_and_again_is_never_stopped(tmp_path):
 def test_budgets_and_targets_go_on(strategy, budget, tmp_path):
     spec = spec_of(strategy, compute=fs.Compute(0.01, jitter=0.5), look_every="2 steps", **budget)
     whole = outcome(fs.run(spec, checkpoint=tmp_path / "all", every="1 step", keep=1000))
-    for each in checkpoints(tmp_path / "all")[::3]:
+    found = checkpoints(tmp_path / "all")
+    for each in (found[0], found[len(found) // 2], found[-1]):
         assert outcome(fs.resume(only(each, tmp_path / "one"), spec=spec)) == whole
 
 
@@ -356,6 +446,8 @@ SOME = [
     fs.StaleSync(2),
     fs.GoSGD(0.5),
     fs.ADPSGD(),
+    fs.AllToAllSGD(codec=fs.TopK(0.3)),
+    fs.SGP(codec=fs.Int8()),
     fs.Codistillation(2, 2, 2),
 ]
 
@@ -489,7 +581,7 @@ processes = pytest.mark.cluster
 
 
 @processes
-def test_fifty_random_kills_change_nothing(tmp_path):
+def test_fifty_random_kills_change_nothing(tmp_path, local):
     """A run that is killed at random moments, also while it writes, and goes on each time."""
     spec = spec_of(fs.EAWild(2), steps=60, compute=fs.Compute(0.01, jitter=0.5))
     whole = outcome(fs.run(spec))
@@ -507,30 +599,28 @@ def test_fifty_random_kills_change_nothing(tmp_path):
         return outcome(result)
 
     kills = finished = 0
-    with fs.LocalProcesses() as place:
-        while kills < 50:
-            seconds = draw.uniform(0.0, 0.4)
-            try:
-                assert fs.launch(life, 1, place) == [whole]
-                finished += 1
-                shutil.rmtree(tmp_path)  # and begin again
-            except fs.WorkerLost:
-                kills += 1
-        seconds = 600
-        assert fs.launch(life, 1, place) == [whole]
+    while kills < 50:
+        seconds = draw.uniform(0.0, 0.4)
+        try:
+            assert fs.launch(life, 1, local) == [whole]
+            finished += 1
+            shutil.rmtree(tmp_path)  # and begin again
+        except fs.WorkerLost:
+            kills += 1
+    seconds = 600
+    assert fs.launch(life, 1, local) == [whole]
 
 
 @processes
 @pytest.mark.parametrize(
     "strategy", [fs.SyncSGD(), fs.LocalSGD(3, codec=fs.Int8()), fs.EASGD(2, mode="sync")], ids=repr
 )
-def test_processes_that_meet_go_on_to_the_bit(strategy, tmp_path):
+def test_processes_that_meet_go_on_to_the_bit(strategy, tmp_path, local):
     spec = spec_of(strategy, dropout=0.2, workers=2, backend="local")
-    with fs.LocalProcesses() as place:
-        whole = fs.run(spec, backend=place)
-        fs.run(spec, backend=place, checkpoint=tmp_path / "all", every="3 steps", keep=1000)
-        one = only(checkpoints(tmp_path / "all")[0], tmp_path / "one")
-        again = fs.resume(one, spec=spec, backend=place)
+    whole = fs.run(spec, backend=local)
+    fs.run(spec, backend=local, checkpoint=tmp_path / "all", every="3 steps", keep=1000)
+    one = only(checkpoints(tmp_path / "all")[0], tmp_path / "one")
+    again = fs.resume(one, spec=spec, backend=local)
     assert outcome(again)[2:] == outcome(whole)[2:]
     assert again.metrics["bytes_sent"] == whole.metrics["bytes_sent"]
     assert [look.loss for look in again.history] == [look.loss for look in whole.history]
@@ -539,7 +629,7 @@ def test_processes_that_meet_go_on_to_the_bit(strategy, tmp_path):
 
 @processes
 @pytest.mark.parametrize("strategy", [fs.EAWild(2), fs.Hogwild(), fs.GoSGD(0.5)], ids=repr)
-def test_processes_that_never_wait_go_on_from_what_was_saved(strategy, tmp_path):
+def test_processes_that_never_wait_go_on_from_what_was_saved(strategy, tmp_path, local):
     """Replicas and shared tensors are those of the checkpoint."""
 
     def program(comm, is_first):
@@ -563,9 +653,8 @@ def test_processes_that_never_wait_go_on_from_what_was_saved(strategy, tmp_path)
         worker.finish()
         return told
 
-    with fs.LocalProcesses() as place:
-        before = fs.launch(lambda comm: program(comm, True), 3, place)
-        after = fs.launch(lambda comm: program(comm, False), 3, place)
+    before = fs.launch(lambda comm: program(comm, True), 3, local)
+    after = fs.launch(lambda comm: program(comm, False), 3, local)
     for one, other in zip(before, after, strict=True):
         assert one[:3] == other[:3]
         for key, state in one[3]["state"].items():
@@ -575,21 +664,19 @@ def test_processes_that_never_wait_go_on_from_what_was_saved(strategy, tmp_path)
 @processes
 @pytest.mark.parametrize("every", ["4 steps", "1 epoch", "0.05 seconds"])
 @pytest.mark.parametrize("strategy", [fs.LocalSGD(3), fs.EAWild(2)], ids=repr)
-def test_processes_take_checkpoints_in_time(strategy, every, tmp_path):
+def test_processes_take_checkpoints_in_time(strategy, every, tmp_path, local):
     spec = spec_of(strategy, workers=2, backend="local", epochs=6)
-    with fs.LocalProcesses() as place:
-        fs.run(spec, backend=place, checkpoint=tmp_path, every=every)
-        assert checkpoints(tmp_path)
-        result = fs.resume(tmp_path, spec=spec, backend=place)
+    fs.run(spec, backend=local, checkpoint=tmp_path, every=every)
+    assert checkpoints(tmp_path)
+    result = fs.resume(tmp_path, spec=spec, backend=local)
     assert result.metrics["steps"] == 48
     assert [look.epoch for look in result.history][-1] == 6
 
 
 @processes
-def test_another_number_of_processes(tmp_path):
+def test_another_number_of_processes(tmp_path, local):
     spec = spec_of(fs.LocalSGD(3), workers=4, backend="local", epochs=4)
-    with fs.LocalProcesses() as place:
-        fs.run(spec, backend=place, checkpoint=tmp_path, every="1 epoch")
-        with pytest.warns(UserWarning, match="2 workers in place of 4"):
-            result = fs.resume(tmp_path, 2, spec=spec, backend=place)
+    fs.run(spec, backend=local, checkpoint=tmp_path, every="1 epoch")
+    with pytest.warns(UserWarning, match="2 workers in place of 4"):
+        result = fs.resume(tmp_path, 2, spec=spec, backend=local)
     assert result.metrics["workers"] == 2

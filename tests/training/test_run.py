@@ -262,7 +262,7 @@ def test_a_task_can_be_named_by_module_and_attribute(tmp_path, monkeypatch):
         (lambda: fs.run("digits-mlp", fs.SyncSGD(), lanes=0),
          r"'lanes' must be at least 1 \(got 0\)"),
         (lambda: fs.Network.preset("lan-2g"),
-         r"unknown network 'lan-2g'; did you mean 'lan-1g'. known: ideal"),
+         r"unknown network 'lan-2g'; did you mean 'lan-1g'. known: home-uplinks"),
         (lambda: fs.Network(-1, 1), r"'latency_seconds' must be at least 0 and finite \(got -1\)"),
         (lambda: fs.Network(0, 0), r"'bytes_per_second' must be above 0 \(got 0\)"),
         (lambda: fs.Network(0, 1, household_size=2),

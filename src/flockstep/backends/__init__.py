@@ -13,7 +13,7 @@ from flockstep.backends.base import (
 from flockstep.backends.heartbeat import PATIENCE_SECONDS
 from flockstep.backends.local import LocalProcesses
 from flockstep.backends.ray import Ray, ray_session
-from flockstep.backends.sim import Compute, Simulator, run_aside
+from flockstep.backends.sim import Compute, Faults, Pause, Simulator, run_aside
 from flockstep.backends.torchrun import Torchrun
 
 __all__ = [
@@ -21,9 +21,11 @@ __all__ = [
     "PATIENCE_SECONDS",
     "Backend",
     "Compute",
+    "Faults",
     "Hearer",
     "Launch",
     "LocalProcesses",
+    "Pause",
     "Program",
     "Ray",
     "Simulator",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flockstep.errors import CheckpointError
-from flockstep.flat import outside_tensors
 from flockstep.strategies import load_state, read_state, save_state, shared_tensors
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def part_of(worker: Worker, **more: Any) -> Part:
     data = {
         "rank": worker.comm.rank,
         "flat": worker.flat.state,
-        "outside": outside_tensors(worker.model),
+        "outside": worker.outside_tensors(),
         "optimizer": worker.optimizer.state_dict(),
         "state": {"tensors": tensors, "values": json.dumps(values)},
         "known": {path: tensor.known() for path, tensor in shared.items()},
@@ -88,7 +87,7 @@ def read_part(part: Part) -> dict[str, Any]:
 def load_part(worker: Worker, data: dict[str, Any]) -> None:
     """Put a worker, which has just been made, where the part was taken. Its comm was put there."""
     own, saved = worker.flat.state, data["flat"]
-    outside = outside_tensors(worker.model)
+    outside = worker.outside_tensors()
     fits = own.shape == saved.shape and own.dtype == saved.dtype
     shapes = [tensor.shape for tensor in outside]
     if not fits or shapes != [tensor.shape for tensor in data["outside"]]:

@@ -60,6 +60,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
         name: {
             "bandwidth": shown_speed(link.bytes_per_second),
             "latency": shown_seconds(link.latency_seconds),
+            "besides": "; ".join(link.besides()),
         }
         for name, link in PRESETS.items()
     },
@@ -67,7 +68,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
 }
 # What else can be said in place of a name.
 ALSO = {
-    "networks": "Or one of your own: --network latency=20ms,bandwidth=100Mbit/s",
+    "networks": "Or one of your own: --network latency=20ms,bandwidth=100Mbit/s,loss=0.01",
     "studies": "Those in the folder 'studies' here. To run one: flockstep study studies/NAME.toml",
 }
 

@@ -63,6 +63,7 @@ FLAGS = {
     "[default: lan-1g]",
     "compute": "The simulator's step times: 20ms, measured, or compute(seconds=0.02, jitter=0.1).  "
     "[default: 10ms]",
+    "faults": "The simulator's workers that die or pause: faults(deaths={3: '100 steps'}).",
     "lanes": "Simulated workers that compute side by side.  [default: one per core]",
     "look_every": "How often the model is evaluated: '1 epoch', '50 steps', '0.5 seconds'.",
     "look_at": f"When looks take place: {', '.join(LOOK_AT)}.  [default: due]",

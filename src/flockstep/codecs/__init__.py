@@ -7,16 +7,24 @@ from __future__ import annotations
 from flockstep.codecs.base import Codec, Memory
 from flockstep.codecs.float16 import Float16
 from flockstep.codecs.int8 import Int8
+from flockstep.codecs.natural import Natural
 from flockstep.codecs.one_bit import OneBit
 from flockstep.codecs.power_sgd import PowerSGD
 from flockstep.codecs.qsgd import QSGD
+from flockstep.codecs.quantised_top_k import QuantisedTopK
 from flockstep.codecs.random_k import RandomK
+from flockstep.codecs.sign_sgd import SignSGD
+from flockstep.codecs.tern_grad import TernGrad
 from flockstep.codecs.threshold import Threshold
 from flockstep.codecs.top_k import TopK
 from flockstep.fields import known_spelling
 
 CODECS: dict[str, type[Codec]] = {
-    codec.name: codec for codec in (Float16, Int8, OneBit, QSGD, Threshold, TopK, RandomK, PowerSGD)
+    codec.name: codec
+    for codec in (
+        *(Float16, Int8, Natural, QSGD, TernGrad, OneBit, SignSGD),
+        *(Threshold, TopK, QuantisedTopK, RandomK, PowerSGD),
+    )
 }
 
 __all__ = [
@@ -26,9 +34,13 @@ __all__ = [
     "Float16",
     "Int8",
     "Memory",
+    "Natural",
     "OneBit",
     "PowerSGD",
+    "QuantisedTopK",
     "RandomK",
+    "SignSGD",
+    "TernGrad",
     "Threshold",
     "TopK",
     "find_codec",

@@ -37,6 +37,9 @@ class Float16(Codec):
     def nbytes(self, elements: int) -> int:
         return 2 * elements
 
+    def message_nbytes(self, like: Tensor, memory: Memory | None = None) -> int:
+        return self.nbytes(like.numel())
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         return _half(tensor).view(torch.uint8)
 
@@ -44,7 +47,7 @@ class Float16(Codec):
         self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
     ) -> None:
         half = message.view(torch.float16)
-        for block in blocks(total.numel()):
+        for block in blocks(total):
             total[block].add_(half[block].to(total.dtype), alpha=scale)
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
@@ -53,6 +56,6 @@ class Float16(Codec):
 
 def _half(tensor: Tensor) -> Tensor:
     half = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)
-    for block in blocks(tensor.numel()):
+    for block in blocks(tensor):
         half[block] = tensor[block].clamp(-LARGEST, LARGEST)
     return half

@@ -12,6 +12,7 @@ from flockstep.codecs.base import (
     Codec,
     Memory,
     blocks,
+    empty_message,
     in_buckets,
     part_of,
 )
@@ -48,10 +49,13 @@ class Int8(Codec):
     def nbytes(self, elements: int) -> int:
         return elements + 4 * -(-elements // self.bucket)
 
+    def message_nbytes(self, like: Tensor, memory: Memory | None = None) -> int:
+        return self.nbytes(like.numel())
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
-        message = torch.empty(self.nbytes(tensor.numel()), dtype=torch.uint8)
+        message = empty_message(self.nbytes(tensor.numel()), tensor)
         scales, levels = self._parts(message, tensor.numel())
-        for block in blocks(tensor.numel(), self.bucket):
+        for block in blocks(tensor, self.bucket):
             rows = in_buckets(tensor[block], self.bucket)
             largest = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
             largest.masked_fill_(largest < SMALLEST, 0)
@@ -67,7 +71,7 @@ class Int8(Codec):
     ) -> None:
         scales, levels = self._parts(message, total.numel())
         scales = scales.to(total.dtype) * scale
-        for block in blocks(total.numel(), self.bucket):
+        for block in blocks(total, self.bucket):
             rows = in_buckets(levels[block].to(total.dtype), self.bucket)
             rows.mul_(scales[block.start // self.bucket :][: len(rows), None])
             total[block] += rows.view(-1)[: block.stop - block.start]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,9 +13,11 @@ from flockstep.codecs.base import (
     Codec,
     Memory,
     blocks,
+    empty_message,
     part_of,
 )
-from flockstep.codecs.bits import packed_bytes
+from flockstep.codecs.bits import pack, packed_bytes, unpack
+from flockstep.codecs.flags import count_of, flags_of
 
 HEADER = 8  # two float32
 
@@ -39,22 +41,29 @@ class OneBit(Codec):
     """
 
     name: ClassVar[str] = "one_bit"
-    feeds_back: ClassVar[bool] = True
 
     def nbytes(self, elements: int) -> int:
         return HEADER + packed_bytes(elements, 1)
 
+    def message_nbytes(self, like: Tensor, memory: Memory | None = None) -> int:
+        return self.nbytes(like.numel())
+
+    @property
+    def feeds_back(self) -> bool:
+        return True
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
-        message = torch.empty(self.nbytes(tensor.numel()), dtype=torch.uint8)
-        bits, values = message.numpy()[HEADER:], tensor.numpy()
+        message = empty_message(self.nbytes(tensor.numel()), tensor)
+        bits = message[HEADER:]
         total = size = 0.0
         positives = 0
-        for block in blocks(tensor.numel()):
-            is_positive = values[block] > 0
-            positives += int(np.count_nonzero(is_positive))
-            bits[block.start // 8 : -(-block.stop // 8)] = np.packbits(is_positive)
-            total += float(tensor[block].sum())
-            size += float(tensor[block].abs().sum())
+        for block in blocks(tensor):
+            part = tensor[block]
+            is_positive = flags_of(part, operator.gt, 0)
+            positives += count_of(is_positive)
+            bits[block.start // 8 : -(-block.stop // 8)] = pack(is_positive, 1)
+            total += float(part.sum())
+            size += float(part.abs().sum())
         # Σ of the positives is (Σx + Σ|x|)/2.
         means = part_of(message, 0, 2, torch.float32)
         means[0] = (total - size) / 2 / max(1, tensor.numel() - positives)
@@ -64,10 +73,9 @@ class OneBit(Codec):
     def add_decoded(
         self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
     ) -> None:
-        low, high = part_of(message, 0, 2, torch.float32).to(total.dtype).mul(scale).tolist()
-        bits = message.numpy()[HEADER:]
-        for block in blocks(total.numel()):
-            ones = np.unpackbits(
-                bits[block.start // 8 : -(-block.stop // 8)], count=block.stop - block.start
-            )
-            total[block] += torch.from_numpy(ones).to(total.dtype).mul_(high - low).add_(low)
+        means = part_of(message, 0, 2, torch.float32).to(total.dtype).mul(scale)
+        low, high = (float(mean) for mean in means)
+        bits = message[HEADER:]
+        for block in blocks(total):
+            ones = unpack(bits[block.start // 8 : -(-block.stop // 8)], block.stop - block.start, 1)
+            total[block] += ones.to(total.dtype).mul_(high - low).add_(low)

@@ -15,8 +15,9 @@ from flockstep.codecs.base import (
     Codec,
     Memory,
     as_message,
-    on_cpu,
     part_of,
+    wide,
+    widened,
 )
 from flockstep.fields import require_integer
 from flockstep.randomness import Purpose, torch_stream
@@ -38,7 +39,8 @@ class PowerSGD(Codec):
     code (the paper's text takes the worker's own factors).
 
     Bytes: 4 (8 in double precision) an element of P, of Q and of what is not compressed. A mean is
-    one all-reduce of all P and the rest, and one of all Q.
+    one all-reduce of all P and the rest, and one of all Q. A message alone has 8 more, and 16 a
+    matrix that is compressed: it says where they lie.
 
     Fields:
         rank: columns of P and Q.
@@ -51,7 +53,6 @@ class PowerSGD(Codec):
     """
 
     name: ClassVar[str] = "power_sgd"
-    feeds_back: ClassVar[bool] = True
     rank: int
 
     def __post_init__(self) -> None:
@@ -60,6 +61,8 @@ class PowerSGD(Codec):
     def memory(
         self, like: Tensor, shapes: Sequence[torch.Size] = (), *, seed: int = 0, rank: int = 0
     ) -> Memory:
+        if not shapes and like.dim() > 1:
+            shapes = (like.shape,)
         memory = super().memory(like, shapes, seed=seed, rank=rank)
         draw = torch_stream(Purpose.FACTORS, seed)  # all workers start from the same factors
         for count, _, columns, thin in self._layout(memory).forms:
@@ -73,9 +76,15 @@ class PowerSGD(Codec):
         )
         return (factors + elements - layout.compressed) * itemsize
 
+    def message_nbytes(self, like: Tensor, memory: Memory | None = None) -> int | None:
+        if memory is None:
+            return None
+        header = self._layout(memory).header().nbytes
+        return header + self.nbytes(like.numel(), memory.shapes, wide(like.dtype).itemsize)
+
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
         assert memory.error is not None
-        own, layout = memory.error.add_(on_cpu(tensor)), self._layout(memory)
+        own, layout = memory.error.add_(widened(tensor)), self._layout(memory)
         matrices = layout.matrices(own)
         lefts = [matrix @ basis for matrix, basis in zip(matrices, memory.bases, strict=True)]
         rest = layout.rest(own)
@@ -89,22 +98,29 @@ class PowerSGD(Codec):
         own.sub_(result)
         tensor.copy_(result)
 
+    @property
+    def feeds_back(self) -> bool:
+        return True
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
-        assert memory is not None, "PowerSGD needs a memory, which knows the shapes"
+        """Without a memory nobody knows of matrices, and all travels as it is."""
         layout = self._layout(memory)
+        bases = [] if memory is None else memory.bases
         matrices = layout.matrices(tensor)
-        lefts = [
-            torch.linalg.qr(m @ basis).Q for m, basis in zip(matrices, memory.bases, strict=True)
-        ]
-        memory.bases = [matrix.mT @ left for matrix, left in zip(matrices, lefts, strict=True)]
-        return as_message(*lefts, *memory.bases, layout.rest(tensor))
+        lefts = [torch.linalg.qr(m @ basis).Q for m, basis in zip(matrices, bases, strict=True)]
+        rights = [matrix.mT @ left for matrix, left in zip(matrices, lefts, strict=True)]
+        if memory is not None:
+            memory.bases = rights
+        return as_message(layout.header().to(tensor.device), *lefts, *rights, layout.rest(tensor))
 
     def add_decoded(
         self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
     ) -> None:
-        assert memory is not None, "PowerSGD needs a memory, which knows the shapes"
-        layout = self._layout(memory)
-        flat = part_of(message, 0, message.numel() // total.element_size(), total.dtype)
+        layout = _Layout.read(message, self.rank) if memory is None else self._layout(memory)
+        start = layout.header().nbytes
+        flat = part_of(
+            message, start, (message.numel() - start) // total.element_size(), total.dtype
+        )
         shapes = [(count, rows, thin) for count, rows, _, thin in layout.forms]
         shapes += [(count, columns, thin) for count, _, columns, thin in layout.forms]
         *factors, rest = flat.split(
@@ -115,8 +131,8 @@ class PowerSGD(Codec):
         products = [p @ q.mT for p, q in zip(shaped[:half], shaped[half:], strict=True)]
         total.add_(layout.joined(products, rest, total), alpha=scale)
 
-    def _layout(self, memory: Memory) -> _Layout:
-        return _Layout.of(memory.shapes, self.rank)
+    def _layout(self, memory: Memory | None) -> _Layout:
+        return _Layout.of(() if memory is None else memory.shapes, self.rank)
 
 
 @dataclass(frozen=True)
@@ -149,6 +165,29 @@ class _Layout:
         compressed = sum(count * rows * columns for count, rows, columns, _ in forms)
         rest = (*((a, b) for a, b in gaps if b > a), (gap, None))
         return _Layout(forms, tuple(map(tuple, by_form.values())), rest, compressed)
+
+    @staticmethod
+    def read(message: Tensor, rank: int) -> _Layout:
+        """The one that a message begins with."""
+        count = int(part_of(message, 0, 1, torch.int64))
+        shapes: list[torch.Size] = []
+        end = 0
+        for start, form in part_of(message, 8, 2 * count, torch.int64).view(-1, 2).tolist():
+            rows, columns = form >> 32, form & 0xFFFFFFFF
+            shapes += [torch.Size([start - end]), torch.Size([rows, columns])]
+            end = start + rows * columns
+        return _Layout.of(tuple(shapes), rank)
+
+    def header(self) -> Tensor:
+        """How many matrices there are, and for each, in order, where it begins and its rows and
+        columns, in one word.
+        """
+        found = sorted(
+            (start, rows << 32 | columns)
+            for (_, rows, columns, _), starts in zip(self.forms, self.places, strict=True)
+            for start in starts
+        )
+        return torch.tensor([len(found), *(number for each in found for number in each)])
 
     def views(self, flat: Tensor) -> list[list[Tensor]]:
         """The matrices, form by form, where they lie."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from flockstep.codecs.base import (
     Codec,
     Memory,
     blocks,
+    empty_message,
     in_buckets,
     part_of,
 )
@@ -61,17 +63,25 @@ class QSGD(Codec):
     def nbytes(self, elements: int) -> int:
         return 4 * -(-elements // self.bucket) + packed_bytes(elements, self.width)
 
+    def second_moment(self, elements: int) -> float:
+        """1 + min(d/s², √d/s) for buckets of d elements and s levels (the paper's Lemma 3.1)."""
+        size = min(self.bucket, elements)
+        return 1 + min(size / self.levels**2, math.sqrt(size) / self.levels)
+
+    def message_nbytes(self, like: Tensor, memory: Memory | None = None) -> int:
+        return self.nbytes(like.numel())
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
-        message = torch.empty(self.nbytes(tensor.numel()), dtype=torch.uint8)
+        message = empty_message(self.nbytes(tensor.numel()), tensor)
         norms, packed = self._parts(message, tensor.numel())
         draw = borrowed_stream() if memory is None else memory.draw
-        for block in blocks(tensor.numel(), 8 * self.bucket):
+        for block in blocks(tensor, 8 * self.bucket):
             rows = in_buckets(tensor[block], self.bucket)
             norm = torch.linalg.vector_norm(rows, dim=1).float()
             norms[block.start // self.bucket :][: len(rows)] = norm
             # sign(y)·⌊|y| + u⌋ and ⌊y + u⌋ both round to the neighbours of y, with the same
             # chances.
-            level = torch.from_numpy(draw.random(rows.shape, dtype=np.float32)).to(rows.dtype)
+            level = torch.from_numpy(draw.random(rows.shape, dtype=np.float32)).to(rows)
             level.addcmul_(
                 rows, (self.levels / norm.masked_fill(norm == 0, torch.inf)).to(rows.dtype)[:, None]
             )
@@ -86,7 +96,7 @@ class QSGD(Codec):
     ) -> None:
         norms, packed = self._parts(message, total.numel())
         norms = norms.to(total.dtype) * (scale / self.levels)
-        for block in blocks(total.numel(), 8 * self.bucket):
+        for block in blocks(total, 8 * self.bucket):
             count = block.stop - block.start
             codes = packed[block.start // 8 * self.width :][: packed_bytes(count, self.width)]
             levels = unpack(codes, count, self.width).to(total.dtype).sub_(self.levels)

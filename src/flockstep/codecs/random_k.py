@@ -13,8 +13,9 @@ from flockstep.codecs.base import (
     Codec,
     Memory,
     as_message,
-    on_cpu,
     part_of,
+    wide,
+    widened,
 )
 from flockstep.codecs.sparse import share_of
 from flockstep.fields import require_number
@@ -46,7 +47,6 @@ class RandomK(Codec):
     """
 
     name: ClassVar[str] = "random_k"
-    feeds_back: ClassVar[bool] = True
     ratio: float
 
     def __post_init__(self) -> None:
@@ -55,10 +55,17 @@ class RandomK(Codec):
     def nbytes(self, elements: int, itemsize: int = 4) -> int:
         return HEADER + share_of(elements, self.ratio) * itemsize
 
+    def message_nbytes(self, like: Tensor, memory: Memory | None = None) -> int:
+        return self.nbytes(like.numel(), wide(like.dtype).itemsize)
+
+    @property
+    def feeds_back(self) -> bool:
+        return True
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         number = _next_number(memory)
         places = self._places(number, tensor)
-        return as_message(torch.tensor([number]), tensor[places])
+        return as_message(torch.tensor([number]).to(tensor.device), tensor[places])
 
     def add_decoded(
         self, message: Tensor, total: Tensor, scale: float, memory: Memory | None = None
@@ -67,12 +74,12 @@ class RandomK(Codec):
 
     def average(self, carrier: Carrier, tensor: Tensor, memory: Memory) -> None:
         assert memory.error is not None
-        unsent = memory.error.add_(on_cpu(tensor))
+        unsent = memory.error.add_(widened(tensor))
         places = self._places(_next_number(memory), tensor)
         values = unsent[places]
         unsent[places] = 0
         mean = carrier.all_reduce(values, op="mean")
-        tensor.zero_().index_put_((places.to(tensor.device),), mean.to(tensor))
+        tensor.zero_().index_put_((places,), mean.to(tensor.dtype))
 
     def _parts(self, message: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         number = int(part_of(message, 0, 1, torch.int64))
@@ -84,7 +91,7 @@ class RandomK(Codec):
         chosen = draw.choice(
             like.numel(), share_of(like.numel(), self.ratio), replace=False, shuffle=False
         )
-        return torch.from_numpy(chosen)
+        return torch.from_numpy(chosen).to(like.device)
 
 
 def _next_number(memory: Memory | None) -> int:

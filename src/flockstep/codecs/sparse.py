@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import operator
+
 import torch
 from torch import Tensor
+
+from flockstep.codecs.flags import flags_of, places_of
 
 SAMPLE = 1 << 15
 WORTH_SAMPLING = 1 << 18
@@ -28,7 +31,7 @@ def largest(tensor: Tensor, count: int) -> Tensor:
         1.0, 1.2 * count / tensor.numel() + 3 / SAMPLE**0.5 * (count / tensor.numel()) ** 0.5
     )
     bound = torch.topk(sample, max(1, int(share * sample.numel())), sorted=False).values.min()
-    places = torch.from_numpy(np.flatnonzero(sizes.numpy() >= bound.item()))
+    places = places_of(flags_of(sizes, operator.ge, float(bound)))
     if len(places) < count:  # the sample was off
         return torch.topk(sizes, count, sorted=False).indices
     return places[torch.topk(sizes[places], count, sorted=False).indices]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flockstep.codecs.base import Codec, Memory
+from flockstep.codecs.flags import flags_of, places_of
 from flockstep.fields import require, require_number
 
 
@@ -33,15 +34,18 @@ class Threshold(Codec):
     """
 
     name: ClassVar[str] = "threshold"
-    feeds_back: ClassVar[bool] = True
     tau: float
 
     def __post_init__(self) -> None:
         require_number("tau", self.tau, above=0)
 
+    @property
+    def feeds_back(self) -> bool:
+        return True
+
     def _encode(self, tensor: Tensor, memory: Memory | None) -> Tensor:
         require(tensor.numel() < 1 << 30, "tensor", "have less than 2^30 elements", tensor.numel())
-        places = torch.from_numpy(np.flatnonzero(tensor.abs().numpy() > self.tau))
+        places = places_of(flags_of(tensor.abs(), operator.gt, self.tau))
         signed = places.mul(2).add_(tensor[places] < 0)
         return signed.to(torch.int32).view(torch.uint8)
 

@@ -19,6 +19,7 @@ from flockstep.comm.contract import (
     shared_form,
     signature,
 )
+from flockstep.comm.encoding import add_decoded
 from flockstep.comm.handles import HANDLE, Background, handle
 from flockstep.comm.meter import Meter, staleness_from
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
@@ -37,6 +38,7 @@ __all__ = [
     "Namespace",
     "SharedTensor",
     "Trace",
+    "add_decoded",
     "averager",
     "broadcast_among",
     "broadcast_from_first",

@@ -24,6 +24,17 @@ as they were, and:
 - `broadcast` from a lost root raises `WorkerLost` on every worker; `send`, `recv` and `exchange`
   with a lost peer raise it on the caller, though `recv` may still give what the peer sent before. A
   program may catch it and go on.
+
+With a `codec` a tensor of a floating-point dtype travels as the codec's message, whose bytes are
+counted, and what arrives is what the message stands for. What the codec must remember between the
+messages of one stream is a `memory` that the caller keeps, as `codec.memory(tensor)` makes it;
+without one nothing is remembered. All who take part say the same codec. A message between two
+workers whose length the receiver cannot know (`codec.message_nbytes(tensor)` is None) has eight
+bytes in front that say it.
+
+A message that `may_be_lost` is not sent again where the network loses it: the receiver hears
+`MessageLost` when it should have come, the sender nothing. All others arrive, and take as long as
+that takes.
 """
 
 from __future__ import annotations
@@ -39,14 +50,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec, Memory
 from flockstep.comm.clock import Clock
+from flockstep.comm.encoding import (
+    LENGTH_BYTES,
+    arrived,
+    arriving,
+    decoded,
+    decoded_parts,
+    encoded,
+    encoded_parts,
+    length_in,
+    name_of,
+    require_encodable,
+    travelling,
+)
 from flockstep.comm.handles import Background
 from flockstep.comm.meter import Meter
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
 from flockstep.errors import FlockstepError, MismatchError, WorkerLost
 from flockstep.fields import require, require_choice, require_number, require_tensor
 from flockstep.network import costs
-from flockstep.randomness import load_generators, saved_generators
+from flockstep.randomness import Purpose, load_generators, saved_generators, stream_seed
 
 
 class Gathered(list[Tensor]):
@@ -76,6 +101,11 @@ class Comm(ABC):
     # own, so that two of them on one comm, or a program beside them, do not meet by accident.
     namespace = ""
     workers_made = 0
+    # What the tensors of a collective are, where they are a codec's messages: members must agree.
+    _inside = ""
+    _message_nbytes: int | None = None  # of each of them, if that is known
+    _took_part = 1  # how many did in the last all-reduce or all-gather
+    _without_memory = 0  # all-reduces through a codec for which the caller keeps none
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -84,10 +114,22 @@ class Comm(ABC):
 
     # --- collectives ------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Replace `tensor` on every worker by the sum, mean, max or min over all workers."""
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        codec: Codec | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """Replace `tensor` on every worker by the sum, mean, max or min over all workers; with a
+        codec, by the sum or mean of what their messages stand for, the same bits on all of them.
+        """
         require_tensor("tensor", tensor)
         require_choice("op", op, REDUCTIONS)
+        require_encodable(tensor, codec, memory)
+        if codec is not None:
+            return self._all_reduce_encoded(tensor, op, codec, memory)
         averages_integers = op == "mean" and not tensor.dtype.is_floating_point
         require(not averages_integers, "op", "be 'sum', 'max' or 'min' for integers", op)
         if self.size > 1:
@@ -96,19 +138,28 @@ class Comm(ABC):
             )
             with self.meter.call("all_reduce"):
                 self.meter.count(nbytes)
+                self._took_part = self.size
                 self._all_reduce(tensor.detach(), op)
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> Gathered:
+    def all_gather(
+        self, tensor: Tensor, *, codec: Codec | None = None, memory: Memory | None = None
+    ) -> Gathered:
         """Copies of every worker's tensor, in rank order, and whose they are. First dimensions may
-        differ.
+        differ, but not with a codec.
         """
         require_tensor("tensor", tensor)
+        require_encodable(tensor, codec, memory)
+        if codec is not None:
+            return self._all_gather_encoded(tensor, codec, memory)
         if self.size == 1:
             return Gathered([tensor.detach().clone()], [self.rank])
         with self.meter.call("all_gather"):
             self.meter.count(costs.all_gather_bytes(self.size, tensor.nbytes))
-            return self._all_gather(tensor.detach())
+            gathered = self._all_gather(tensor.detach())
+        self._took_part = len(gathered)
+        self._require_lengths(gathered)
+        return gathered
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Replace `tensor` on every worker by that of `root`."""
@@ -129,33 +180,77 @@ class Comm(ABC):
 
     # --- two workers ------------------------------------------------------------------------------
 
-    def send(self, tensor: Tensor, peer: int) -> None:
+    def send(
+        self,
+        tensor: Tensor,
+        peer: int,
+        *,
+        codec: Codec | None = None,
+        memory: Memory | None = None,
+        may_be_lost: bool = False,
+    ) -> None:
         """Send `tensor` to `peer`, which must `recv` it. Messages between two workers arrive in
         order.
         """
         require_tensor("tensor", tensor)
         self._require_peer(peer)
+        require_encodable(tensor, codec, memory)
+        message, is_known = travelling(tensor, codec, memory)
         with self.meter.call("send", self._in_world(peer)):
-            self.meter.count(tensor.nbytes)
-            self._send(tensor.detach(), peer)
+            self.meter.count(message.nbytes)
+            if is_known:
+                (self._try_send if may_be_lost else self._send)(message, peer)
+            else:
+                self._send_bytes(message, peer, may_be_lost)
 
-    def recv(self, tensor: Tensor, peer: int) -> Tensor:
-        """Wait for the next message of `peer` and write it into `tensor`."""
-        require_tensor("tensor", tensor)
-        self._require_peer(peer)
-        with self.meter.call("recv", self._in_world(peer)):
-            self._recv(tensor.detach(), peer)
-        return tensor
-
-    def exchange(self, tensor: Tensor, peer: int) -> Tensor:
-        """Give `tensor` to `peer` and return a copy of the one that `peer` gives in the same
-        call.
+    def recv(
+        self,
+        tensor: Tensor,
+        peer: int,
+        *,
+        codec: Codec | None = None,
+        may_be_lost: bool = False,
+    ) -> Tensor:
+        """Wait for the next message of `peer` and write it into `tensor`. The sender has said the
+        same codec, and the same of whether it may be lost.
         """
         require_tensor("tensor", tensor)
         self._require_peer(peer)
+        require_encodable(tensor, codec)
+        message, is_known = arriving(tensor, codec)
+        with self.meter.call("recv", self._in_world(peer)):
+            if is_known:
+                (self._try_recv if may_be_lost else self._recv)(message, peer)
+            else:
+                message = self._recv_bytes(peer, tensor.device, may_be_lost)
+        if codec is not None:
+            tensor.detach().copy_(arrived(message, codec, tensor))
+        return tensor
+
+    def exchange(
+        self,
+        tensor: Tensor,
+        peer: int,
+        *,
+        codec: Codec | None = None,
+        memory: Memory | None = None,
+        may_be_lost: bool = False,
+    ) -> Tensor:
+        """Give `tensor` to `peer` and return a copy of the one that `peer` gives in the same
+        call. Each of the two may be lost by itself.
+        """
+        require_tensor("tensor", tensor)
+        self._require_peer(peer)
+        require_encodable(tensor, codec, memory)
+        message, is_known = travelling(tensor, codec, memory)
         with self.meter.call("exchange", self._in_world(peer)):
-            self.meter.count(tensor.nbytes)
-            return self._exchange(tensor.detach(), peer)
+            self.meter.count(message.nbytes)
+            if is_known:
+                exchange = self._try_exchange if may_be_lost else self._exchange
+                received = exchange(message, peer)
+            else:
+                received = self._exchange_bytes(message, peer, may_be_lost)
+        return received if codec is None else arrived(received, codec, tensor)
 
     # --- groups, shared tensors, time (core) ------------------------------------------------------
 
@@ -287,6 +382,13 @@ class Comm(ABC):
         """
         raise FlockstepError("only the simulator knows an order of all that workers do")
 
+    def watch_losses(self, act: Callable[[int], None]) -> None:
+        """In virtual time: run `act` with the rank of every worker of the world that is lost, in
+        the order of all that workers do; with those that were lost before, now. The same `act` is
+        called once for each, whoever asks for it.
+        """
+        raise FlockstepError("only the simulator knows an order of all that workers do")
+
     @contextmanager
     def in_background(self) -> Iterator[Background]:
         """Collectives and messages inside travel while this worker computes; what it gives waits
@@ -320,7 +422,7 @@ class Comm(ABC):
 
     def go_back(self, own: dict[str, Any], world: dict[str, Any] | None) -> None:
         """All workers of the run, which has just begun, go on from what was saved. `world` is
-        rank 0's to know.
+        for one of them to know.
         """
         self.meter.load(own["meter"])
         load_generators(own)
@@ -360,8 +462,51 @@ class Comm(ABC):
     def _recv(self, tensor: Tensor, peer: int) -> None:
         """Core: write the next message of `peer` into `tensor`."""
 
+    def _all_reduce_encoded(
+        self, tensor: Tensor, op: str, codec: Codec, memory: Memory | None
+    ) -> Tensor:
+        require(op in ("sum", "mean"), "op", "be 'sum' or 'mean' with a codec", op)
+        if memory is None:
+            self._without_memory += 1  # other numbers are drawn each time, the same on all workers
+            seed = stream_seed(Purpose.WITHOUT_MEMORY, self.seed, self._without_memory)
+            memory = codec.memory(tensor, seed=seed >> 1, rank=self.rank)
+        total = tensor.detach().reshape(-1)  # itself, or a copy where it does not lie in one piece
+        with self._agreeing(codec, tensor):
+            codec.average(self, total, memory)
+        if op == "sum":
+            total.mul_(self._took_part)
+        if total.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(total.view(tensor.shape))
+        return tensor
+
+    def _all_gather_encoded(self, tensor: Tensor, codec: Codec, memory: Memory | None) -> Gathered:
+        with self._agreeing(codec, tensor):
+            messages = self.all_gather(encoded(codec, tensor, memory))
+        return Gathered((decoded(codec, each, tensor) for each in messages), messages.ranks)
+
+    @contextmanager
+    def _agreeing(self, codec: Codec, tensor: Tensor) -> Iterator[None]:
+        """Collectives inside carry messages of this codec for tensors like this one."""
+        self._inside = f" for {name_of(codec)} of {signature(tensor)}"
+        self._message_nbytes = codec.message_nbytes(tensor)
+        try:
+            yield
+        finally:
+            self._inside, self._message_nbytes = "", None
+
+    def _require_lengths(self, gathered: Gathered) -> None:
+        """A backend with nothing but the core does not compare what its members call."""
+        for rank, message in gathered.by_rank().items():
+            if self._message_nbytes not in (None, message.nbytes):
+                raise MismatchError(
+                    f"rank {self._in_world(rank)} gave a message of {message.nbytes} bytes, rank "
+                    f"{self._in_world(self.rank)} expected {self._message_nbytes}{self._inside}"
+                )
+
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        reduce_in_rank_order(self._all_gather(tensor), op, out=tensor)
+        gathered = self._all_gather(tensor)
+        self._took_part = len(gathered)
+        reduce_in_rank_order(gathered, op, out=tensor)
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         brought = self._all_gather(tensor).by_rank()
@@ -382,6 +527,42 @@ class Comm(ABC):
         else:
             self._recv(received, peer)
             self._send(tensor, peer)
+        return received
+
+    # Where the network can lose messages, a backend overrides the next six: what may be lost is not
+    # sent again, and who should have heard it raises MessageLost.
+
+    def _try_send(self, tensor: Tensor, peer: int) -> None:
+        self._send(tensor, peer)
+
+    def _try_recv(self, tensor: Tensor, peer: int) -> None:
+        self._recv(tensor, peer)
+
+    def _try_exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        return self._exchange(tensor, peer)
+
+    def _send_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> None:
+        """Send bytes of which the first eight say how many follow. Where the receiver hears how
+        many there are, this is `_send`.
+        """
+        self._send(message[:LENGTH_BYTES], peer)
+        self._send(message[LENGTH_BYTES:], peer)
+
+    def _recv_bytes(self, peer: int, device: torch.device, may_be_lost: bool) -> Tensor:
+        """The next message of `peer`, which went by `_send_bytes` from such a device."""
+        head = torch.empty(LENGTH_BYTES, dtype=torch.uint8, device=device)
+        self._recv(head, peer)
+        message = torch.empty(length_in(head), dtype=torch.uint8, device=device)
+        self._recv(message, peer)
+        return torch.cat([head, message])
+
+    def _exchange_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> Tensor:
+        """As `_exchange`, of such messages."""
+        if self.rank < peer:
+            self._send_bytes(message, peer, may_be_lost)
+            return self._recv_bytes(peer, message.device, may_be_lost)
+        received = self._recv_bytes(peer, message.device, may_be_lost)
+        self._send_bytes(message, peer, may_be_lost)
         return received
 
     def _tell(self, text: str) -> None:
@@ -451,20 +632,48 @@ class SharedTensor(ABC):
             self._count(tensor.nbytes)
             self._write(tensor.detach())
 
-    def add(self, tensor: Tensor, scale: float = 1) -> None:
-        """Add `scale` times `tensor` to the value."""
+    def add(
+        self,
+        tensor: Tensor,
+        scale: float = 1,
+        *,
+        codec: Codec | None = None,
+        memory: Memory | None = None,
+        may_be_lost: bool = False,
+    ) -> Tensor:
+        """Add `scale` times `tensor` to the value. Return what was sent: the tensor, or what the
+        codec's message stands for; whether it was lost nobody tells.
+
+        The message is decoded where the value lives. Where that is in several places, as between
+        hosts, each part of the tensor has a message of its own, with its part of the memory, as
+        sharded parameter servers do; what is sent are all of them.
+        """
         self._check(tensor)
         require_number("scale", scale)
         if not self.dtype.is_floating_point:
             require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
             scale = int(scale)
+        require_encodable(tensor, codec, memory)
+        if codec is not None:
+            return self._add_through(codec, tensor, scale, memory, may_be_lost)
         with self._timed("add"):
             self._count(tensor.nbytes)
-            self._add(tensor.detach(), scale)
+            (self._try_add if may_be_lost else self._add)(tensor.detach(), scale)
+        return tensor
 
-    def blend(self, tensor: Tensor, weight: float) -> Tensor:
+    def as_sent(self, tensor: Tensor, codec: Codec, memory: Memory | None = None) -> Tensor:
+        """What `add` would send of a tensor through a codec, as far as the memory goes: nothing
+        travels.
+        """
+        self._check(tensor)
+        require_encodable(tensor, codec, memory)
+        messages = encoded_parts(codec, tensor, memory, self._spans)
+        return decoded_parts(codec, messages, tensor, self._spans)
+
+    def blend(self, tensor: Tensor, weight: float, *, may_be_lost: bool = False) -> Tensor:
         """Move the value by `weight` of the way towards `tensor`; return the value it had. One
-        round trip.
+        round trip. Where it may be lost and is, the caller hears `MessageLost`; if only the answer
+        was, the value has changed.
         """
         self._check(tensor)
         require_number("weight", weight)
@@ -473,7 +682,7 @@ class SharedTensor(ABC):
         )
         with self._timed("blend"):
             self._count(2 * tensor.nbytes)
-            return self._blend(tensor.detach(), weight)
+            return (self._try_blend if may_be_lost else self._blend)(tensor.detach(), weight)
 
     def wait_until(self, holds: Callable[[Tensor], bool]) -> Tensor:
         """Sleep until `holds(value)`, then return that value. It is looked at again whenever the
@@ -545,8 +754,49 @@ class SharedTensor(ABC):
     @abstractmethod
     def _add(self, tensor: Tensor, scale: float) -> None: ...
 
+    def _add_through(
+        self,
+        codec: Codec,
+        tensor: Tensor,
+        scale: float,
+        memory: Memory | None,
+        may_be_lost: bool,
+    ) -> Tensor:
+        messages = encoded_parts(codec, tensor, memory, self._spans)
+        sent = decoded_parts(codec, messages, tensor, self._spans)
+        with self._timed("add"):
+            self._count(sum(message.nbytes for message in messages))
+            add = self._try_add_encoded if may_be_lost else self._add_encoded
+            add(codec, messages, scale, sent)
+        return sent
+
+    @property
+    def _spans(self) -> Sequence[slice]:
+        """The parts of the flat value that live in one place each."""
+        return (slice(0, self.shape.numel()),)
+
+    def _add_encoded(
+        self, codec: Codec, messages: Sequence[Tensor], scale: float, sent: Tensor
+    ) -> None:
+        """Add what the messages stand for, one for each of `_spans`; decoded, they are `sent`."""
+        self._add(sent, scale)
+
     @abstractmethod
     def _blend(self, tensor: Tensor, weight: float) -> Tensor: ...
+
+    def _try_add(self, tensor: Tensor, scale: float) -> None:
+        """As `_add`, where the network may lose it."""
+        self._add(tensor, scale)
+
+    def _try_add_encoded(
+        self, codec: Codec, messages: Sequence[Tensor], scale: float, sent: Tensor
+    ) -> None:
+        """As `_add_encoded`, where the network may lose it."""
+        self._add_encoded(codec, messages, scale, sent)
+
+    def _try_blend(self, tensor: Tensor, weight: float) -> Tensor:
+        """As `_blend`, where the network may lose the tensor or the answer."""
+        return self._blend(tensor, weight)
 
     @abstractmethod
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None: ...
@@ -563,8 +813,11 @@ class SharedTensor(ABC):
             self._known = changes
 
     def _has_changed(self, changes: int) -> None:
-        """Backends that count changes say here how many by others had landed before this one."""
-        self.meter.count_staleness(max(0, changes - self._known))
+        """Backends that count changes say here how many by others had landed before this one.
+
+        What lives at another worker is a mailbox: the update is its owner's, who empties it."""
+        if self.peer < 0:
+            self.meter.count_staleness(max(0, changes - self._known))
 
     def _timed(self, name: str) -> AbstractContextManager[None]:
         return self.meter.call(name, self.peer, self.name)

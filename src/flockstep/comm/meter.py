@@ -120,6 +120,17 @@ class Meter:
         """The simulator says what the call's transfer costs; the rest was waiting."""
         self._call.sent += ticks
 
+    def sent_again(self, nbytes: int) -> None:
+        """Bytes of the call that were lost and are sent once more."""
+        if not self.paused:
+            self.bytes_sent += nbytes
+            self._call.again += nbytes
+
+    @property
+    def again_in_call(self) -> int:
+        """What `sent_again` was told since the call began."""
+        return self._call.again
+
     @property
     def sent_in_call(self) -> float:
         """What `sent` was told since the call began."""
@@ -191,8 +202,8 @@ class _Call:
     """The call that a worker is in. There is one at a time, so the same object serves them all."""
 
     __slots__ = (
-        "began", "bytes_before", "ended", "exchanges_before", "is_open", "meter", "name", "of",
-        "peer", "sent", "took", "waited", "waiting",
+        "again", "began", "bytes_before", "ended", "exchanges_before", "is_open", "meter", "name",
+        "of", "peer", "sent", "took", "waited", "waiting",
     )  # fmt: skip
 
     def __init__(self, meter: Meter) -> None:
@@ -210,12 +221,14 @@ class _Call:
         self.waiting: float = 0
         self.waited: float = 0
         self.sent: float = 0
+        self.again = 0
 
     def __enter__(self) -> None:
         meter = self.meter
         self.is_open = True
         self.waited = 0
         self.sent = 0
+        self.again = 0
         self.bytes_before = meter.bytes_sent
         self.exchanges_before = meter.exchanges
         self.began = meter.clock()
@@ -223,6 +236,7 @@ class _Call:
     def __exit__(self, *exception: object) -> None:
         meter = self.meter
         self.is_open = False
+        self.again = 0
         self.ended = meter.clock()
         self.took = took = self.ended - self.began
         # What travels in the background takes no time of the call that sent it off: not below zero.

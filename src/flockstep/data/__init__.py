@@ -28,6 +28,7 @@ from flockstep.data.memory import InMemory
 from flockstep.data.normalisation import CIFAR10_PIXELS, Normalized
 from flockstep.data.overlap import Overlap, overlap_of
 from flockstep.data.sampling import ORDERS, SHUFFLES, Sampling
+from flockstep.data.share import share_of
 from flockstep.data.sources import in_order, is_stream, source_of
 from flockstep.data.timetable import BatchRule, BatchSize, Timetable
 
@@ -70,5 +71,6 @@ __all__ = [
     "is_stream",
     "overlap_of",
     "plan_batches",
+    "share_of",
     "source_of",
 ]

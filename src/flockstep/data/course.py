@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flockstep.data.background import Ahead, InBackground
@@ -129,6 +129,7 @@ class Batches(Iterator[Any]):
         resume_at: int,
         steps: int | None,
         prefetch: int = 0,
+        convert: Callable[[Any], Any] = lambda data: data,
     ) -> None:
         known = None if plan.timetable is None else plan.timetable.steps
         self.steps = min((each for each in (known, steps) if each is not None), default=None)
@@ -140,11 +141,12 @@ class Batches(Iterator[Any]):
         if prefetch:
             self._coming = Ahead(self._coming, prefetch)
         self._is_in_epoch = False
+        self._convert = convert
 
     def __iter__(self) -> Iterator[Any]:
         try:
             while (batch := self._take()) is not None:
-                yield batch.data
+                yield self._convert(batch.data)
         finally:
             self.pause()
 
@@ -153,7 +155,7 @@ class Batches(Iterator[Any]):
         if batch is None:
             self.pause()
             raise StopIteration
-        return batch.data
+        return self._convert(batch.data)
 
     def by_epoch(self) -> Iterator[Iterator[Any]]:
         """The batches of each epoch: of each pass over this worker's samples. What is left of an
@@ -177,7 +179,7 @@ class Batches(Iterator[Any]):
 
     def _epoch(self) -> Iterator[Any]:
         while (batch := self._take()) is not None:
-            yield batch.data
+            yield self._convert(batch.data)
             if not self._is_in_epoch:
                 self._course.go_on()
                 return

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.dlpack import from_dlpack
 
 from flockstep.data.assignment import Indices
 from flockstep.data.image_folder import ImageFolder
@@ -121,11 +122,17 @@ def _fetch_prepared(
 
 
 def _is_array(data: Any) -> bool:
-    return isinstance(data, Tensor | np.ndarray)
+    return isinstance(data, Tensor | np.ndarray) or hasattr(data, "__dlpack__")
+
+
+def _tensor(array: Any) -> Tensor:
+    """Of an array, be it another framework's: in its memory, where that can be."""
+    is_known = isinstance(array, Tensor | np.ndarray)
+    return torch.as_tensor(array) if is_known else from_dlpack(array)
 
 
 def _in_memory(arrays: Any, put_together: Callable[[list[Tensor]], Any]) -> Source:
-    tensors = [torch.as_tensor(array) for array in arrays]
+    tensors = [_tensor(array) for array in arrays]
     require(
         all(tensor.ndim for tensor in tensors),
         "dataset",

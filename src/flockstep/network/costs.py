@@ -7,7 +7,7 @@ exactly 2(w−1)n bytes."""
 
 from __future__ import annotations
 
-from flockstep.network.links import Link
+from flockstep.network.link import Link
 
 
 def _rounds(workers: int) -> int:
@@ -19,6 +19,11 @@ def all_reduce_seconds(link: Link, workers: int, nbytes: float) -> float:
     """Ring: 2(w−1)α + 2((w−1)/w)nβ."""
     steps = 2 * (workers - 1)
     return steps * link.latency_seconds + steps / workers * nbytes / link.bytes_per_second
+
+
+def sum_seconds(seconds_per_byte: float, workers: int, nbytes: float) -> float:
+    """((w−1)/w)nγ: each worker of a ring adds up all chunks but one; γ is the time for a byte."""
+    return (workers - 1) / workers * nbytes * seconds_per_byte
 
 
 def all_gather_seconds(link: Link, workers: int, nbytes: float) -> float:

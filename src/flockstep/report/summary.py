@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from flockstep.backends import Compute
+from flockstep.backends import Compute, Faults
 from flockstep.network import Network
 from flockstep.notation import read
 from flockstep.result import Result, is_virtual, shown_score, strategy_text
@@ -49,6 +49,8 @@ def heading(config: Mapping[str, Any]) -> Group:
         network = read(Network, config["network"]).in_words()
         compute = read(Compute, config["compute"]).in_words()
         lines += [Text(f"network {network}"), Text(compute)]
+    if "faults" in config:
+        lines.append(Text(read(Faults, config["faults"]).in_words()))
     return _group(lines)
 
 

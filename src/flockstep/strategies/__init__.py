@@ -11,6 +11,7 @@ from flockstep.fields import known_spelling
 from flockstep.strategies._state import load_state, read_state, save_state, shared_tensors
 from flockstep.strategies.ad_psgd import ADPSGD
 from flockstep.strategies.adacomm import AdaComm
+from flockstep.strategies.all_to_all_sgd import AllToAllSGD
 from flockstep.strategies.async_sgd import AsyncSGD
 from flockstep.strategies.base import Strategy
 from flockstep.strategies.best_only import BestOnly
@@ -29,6 +30,7 @@ from flockstep.strategies.local_sgd import LocalSGD
 from flockstep.strategies.nosync import NoSync
 from flockstep.strategies.post_local_sgd import PostLocalSGD
 from flockstep.strategies.pso_ps import PSOPS
+from flockstep.strategies.sgp import SGP
 from flockstep.strategies.slowmo import SlowMo
 from flockstep.strategies.stale_sync import StaleSync
 from flockstep.strategies.sync_sgd import SyncSGD
@@ -65,9 +67,11 @@ STRATEGIES: dict[str, type[Strategy[Any]]] = {
         AsyncSGD,
         Downpour,
         StaleSync,
+        AllToAllSGD,
         GoSGD,
         ADPSGD,
         DPSGD,
+        SGP,
         Codistillation,
     )
 }
@@ -78,8 +82,10 @@ __all__ = [
     "EAMSGD",
     "EASGD",
     "PSOPS",
+    "SGP",
     "STRATEGIES",
     "AdaComm",
+    "AllToAllSGD",
     "AsyncSGD",
     "BestOnly",
     "Codistillation",

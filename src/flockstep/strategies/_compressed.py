@@ -1,27 +1,60 @@
-"""What strategies with a `codec` share."""
+"""What strategies with a `codec` share.
+
+What travels is a change, never raw parameters without something that both sides know already. There
+are two ways to lose nothing of it:
+
+    a change that is sent and gone (a gradient, the steps since the last exchange): what a message
+    leaves out is remembered by the codec, as its error, and added to what is sent next
+
+    a difference to a copy that others keep: what a message leaves out is still a difference the
+    next time, so the codec remembers no error
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from flockstep.codecs import Codec, Memory
 from flockstep.comm import Average, Comm, averager, handle
+from flockstep.errors import WorkerLost
 from flockstep.fields import require
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
 
 
-def require_codec(codec: object) -> None:
-    require(
-        codec is None or isinstance(codec, Codec),
-        "codec",
-        "be a codec such as fs.OneBit(), or None",
-        codec,
-    )
+def require_codec(codec: object, *, of_gradients: bool = False) -> None:
+    """`of_gradients`: these are what the method sends, and not changes made of them."""
+    if codec is None:
+        return
+    rule = "be a codec such as fs.OneBit(), or None"
+    require(isinstance(codec, Codec), "codec", rule, codec)
+    rule = "be one for changes: this one is for gradients, those of SyncSGD"
+    is_fitting = of_gradients or (isinstance(codec, Codec) and not codec.is_for_gradients)
+    require(is_fitting, "codec", rule, codec)
+
+
+def memory_of(worker: Worker, codec: Codec, like: Tensor, stream: int = 0) -> Memory:
+    """For changes like this tensor. `stream` tells apart what a worker sends to different members:
+    each draws its own numbers.
+    """
+    world = worker.comm
+    name = stream * world.size + world.rank
+    return codec.memory(like, worker.flat.shapes, seed=world.seed, rank=name)
+
+
+def memory_of_differences(worker: Worker, codec: Codec, like: Tensor, stream: int = 0) -> Memory:
+    """For differences that contain what was not sent before: no error is remembered."""
+    memory = memory_of(worker, codec, like, stream)
+    return dataclasses.replace(memory, error=None, of_differences=True)
 
 
 @dataclass
@@ -56,16 +89,128 @@ class Averager:
         """Means over the members of a comm that the worker is in. `stream` tells apart what a
         worker averages with different members: each draws its own numbers.
         """
-        memory = None
-        if codec is not None:
-            world = worker.comm
-            name = stream * world.size + world.rank
-            memory = codec.memory(like, worker.flat.shapes, seed=world.seed, rank=name)
+        memory = None if codec is None else memory_of(worker, codec, like, stream)
         return cls(memory, comm=comm, codec=codec, plainly=averager(comm, all_reduce))
 
     def average(self, tensor: Tensor) -> None:
         """Replace `tensor` on every worker by the mean."""
-        if self.codec is None or self.memory is None:
+        if self.codec is None:
             self.plainly(tensor)
         else:
-            self.codec.average(self.comm, tensor, self.memory)
+            self.comm.all_reduce(tensor, "mean", codec=self.codec, memory=self.memory)
+
+
+@dataclass
+class ReplicaAverager:
+    """Means of whole replicas; through a codec, of their changes since they were last equal.
+
+    x_i ← (1/w) Σ_j x_j, or x_i ← x₀ + (1/w) Σ_j C(x_j − x₀)
+    """
+
+    averager: Averager
+    start: Tensor | None  # x₀, for a codec
+
+    @classmethod
+    def of(cls, worker: Worker, codec: Codec | None, stream: int = 0) -> ReplicaAverager:
+        """All workers make it together, when their replicas are equal."""
+        own = worker.flat.state
+        start = None if codec is None else own.clone()
+        return cls(Averager.among(worker.comm, stream, worker, codec, own), start)
+
+    def average(self, worker: Worker) -> None:
+        own = worker.flat.state
+        if self.start is None:
+            self.averager.average(own)
+        else:
+            self.averager.average(own.sub_(self.start))  # the change since they were last equal
+            own.copy_(self.start.add_(own))
+
+    def are_equal(self, parameters: Tensor) -> None:
+        """The replicas have become equal in another way: their parameters, or all of their state.
+        Buffers that differ stay changes since they were last equal.
+        """
+        if self.start is not None:
+            self.start[: parameters.numel()] = parameters
+
+
+@dataclass
+class PublicCopies:
+    """x̂_k: what others know of worker k. Whoever keeps it adds what k's messages stand for, and so
+    does k itself, so that all have the same bits.
+
+        q_k = C((x_k − x̂_k)/τ);   x̂_k ← x̂_k + q_k
+
+    What q_k leaves out is still a part of the next difference. τ is 1, but for codecs that are
+    right on average alone (E|C(x)|² ≤ τ|x|²): with those x̂ would run away from x.
+    """
+
+    copies: dict[int, Tensor]
+    memory: Memory
+
+    codec: Codec = handle()
+
+    @classmethod
+    def of(
+        cls, worker: Worker, codec: Codec, names: Iterable[int], own: Tensor | None = None
+    ) -> PublicCopies:
+        """Made when all replicas are equal: everybody knows them then. Of the whole state, or of
+        what else is the worker's `own`.
+        """
+        own = worker.flat.state if own is None else own
+        memory = memory_of_differences(worker, codec, own)
+        return cls({name: own.clone() for name in names}, memory, codec=codec)
+
+    def message(self, own: Tensor, name: int) -> Tensor:
+        """q of the worker's own copy, as bytes. It has an effect where it is heard."""
+        difference = own - self.copies[name]
+        difference /= self.codec.second_moment(difference.numel())
+        return self.codec.encode(difference, self.memory)
+
+    def hear(self, message: Tensor, name: int) -> None:
+        """x̂ ← x̂ + q."""
+        known = self.copies[name]
+        known += self.codec.decode(message, known)
+
+    def share_of_bytes(self, own: Tensor) -> float:
+        """How long messages are, of what they stand for, at most 1; a tenth where that depends on
+        the values.
+        """
+        settled = dataclasses.replace(self.memory, messages=sys.maxsize)  # after any warm-up
+        nbytes = self.codec.message_nbytes(own, settled)
+        return 0.1 if nbytes is None else min(1.0, nbytes / own.nbytes)
+
+    def __getitem__(self, name: int) -> Tensor:
+        return self.copies[name]
+
+
+def written(codec: Codec, message: Tensor) -> Codec:
+    """The codec with a message that it has written already, and gives out in place of new ones: one
+    that draws numbers, or remembers, would give each receiver another.
+
+    It is the same codec to whoever reads the message."""
+
+    def encode(tensor: Tensor, memory: Memory | None = None) -> Tensor:
+        return message
+
+    same = copy.copy(codec)
+    object.__setattr__(same, "encode", encode)  # codecs are frozen
+    return same
+
+
+def broadcast_message(
+    comm: Comm, write: Callable[[], Tensor], roots: Sequence[int]
+) -> tuple[int, Tensor]:
+    """The message of the first of `roots` that is not lost, and whose it is; the others hear its
+    length first.
+    """
+    for root in roots:
+        message = write() if comm.rank == root else torch.empty(0, dtype=torch.uint8)
+        try:
+            length = int(comm.broadcast(torch.tensor(message.numel()), root))
+            if comm.rank != root:
+                message = torch.empty(length, dtype=torch.uint8)
+            return root, comm.broadcast(message, root)
+        except WorkerLost:  # raised on every worker alike: all try the next
+            if root == roots[-1]:
+                raise
+    raise ValueError("roots must name a worker")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec, Memory
 from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require, require_choice, require_integer, require_number
 from flockstep.optimizers import learning_rate
+from flockstep.strategies._compressed import memory_of_differences, require_codec
 from flockstep.strategies._representative import representative, require_representative
 
 if TYPE_CHECKING:
@@ -24,7 +26,12 @@ DEFAULT_ALPHA_TIMES_MEMBERS = 0.9
 
 
 def require_elastic(
-    period: int, alpha: float | None, rho: float | None, order: str, stands_for_it: str
+    period: int,
+    alpha: float | None,
+    rho: float | None,
+    order: str,
+    stands_for_it: str,
+    codec: Codec | None,
 ) -> None:
     """Complain of fields that all elastic methods have."""
     require_integer("period", period, 1)
@@ -35,6 +42,7 @@ def require_elastic(
         require(alpha is None, "rho", f"be None where 'alpha' is given, {alpha}", rho)
     require_choice("order", order, ORDERS)
     require_representative(stands_for_it, CENTRE)
+    require_codec(codec)
 
 
 def moving_rate(worker: Worker, alpha: float | None, rho: float | None, members: int) -> float:
@@ -56,18 +64,42 @@ def is_due(worker: Worker, period: int, order: str) -> bool:
 
 @dataclass
 class Centre:
-    """x̃ as one worker sees it: shared, or the same on all workers and moved alike by them."""
+    """x̃ as one worker sees it: shared, or the same on all workers and moved alike by them.
+
+    A codec carries the pull d. The worker loses just what the centre gains, C(d): what C leaves out
+    stays in x − x̃, and so in the next d.
+    """
 
     alike: Tensor | None = None
+    memory: Memory | None = None  # of the codec
 
     shared: SharedTensor | None = handle()
+    codec: Codec | None = handle(default=None)
 
     @classmethod
-    def of(cls, worker: Worker, *, is_shared: bool = True) -> Centre:
+    def of(cls, worker: Worker, codec: Codec | None = None, *, is_shared: bool = True) -> Centre:
         """A centre that starts where the replicas start."""
-        if is_shared:
-            return cls(shared=worker.comm.shared("elastic centre", worker.flat.state))
-        return cls(worker.flat.state.clone(), shared=None)
+        own = worker.flat.state
+        memory = None if codec is None else memory_of_differences(worker, codec, own)
+        shared = worker.comm.shared("elastic centre", own) if is_shared else None
+        alike = None if is_shared else own.clone()
+        return cls(alike, memory, shared=shared, codec=codec)
+
+    def add(self, d: Tensor) -> Tensor:
+        """x̃ ← x̃ + C(d). Return C(d)."""
+        assert self.shared is not None
+        return self.shared.add(d, codec=self.codec, memory=self.memory)
+
+    def add_of_all(self, worker: Worker, d: Tensor) -> Tensor:
+        """x̃ ← x̃ + Σ_k C(d_k), by all workers alike. Return the worker's own C(d)."""
+        assert self.alike is not None
+        if self.codec is None:
+            self.alike.add_(worker.comm.all_reduce(d.clone()))
+            return d
+        told = worker.comm.all_gather(d, codec=self.codec, memory=self.memory)
+        for each in told:
+            self.alike.add_(each)
+        return told.by_rank()[worker.comm.rank]
 
     def preview(self, worker: Worker, own: Tensor, stands_for_it: str) -> Tensor:
         """The centre, once everybody's last pull has landed; or what else represents the run."""

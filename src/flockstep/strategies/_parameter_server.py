@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec, Memory
 from flockstep.comm import SharedTensor, handle
+from flockstep.strategies._compressed import memory_of
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
@@ -21,21 +23,39 @@ class ParameterServer:
     """The parameters as they are known to all, and those that this worker read last.
 
     What a worker sends is the change that its own optimizer has made from the parameters it read:
-    −ηg for plain SGD. Statistics of batch normalisation stay each worker's own until the end, when
-    they are averaged."""
+    −ηg for plain SGD. With a codec it sends C(change + e), and what that leaves out is e, the error
+    that it remembers. What the server gives back is whole: workers read at different moments, so
+    there is nothing that a worker and the server both know of what it read last.
+
+    Statistics of batch normalisation stay each worker's own until the end, when they are
+    averaged."""
 
     read: Tensor
+    memory: Memory | None = None  # of the codec
 
     value: SharedTensor = handle()
+    codec: Codec | None = handle(default=None)
 
     @classmethod
-    def of(cls, worker: Worker) -> ParameterServer:
+    def of(cls, worker: Worker, codec: Codec | None = None) -> ParameterServer:
         own = worker.flat.parameters
-        return cls(own.clone(), value=worker.comm.shared("parameters", own))
+        memory = None if codec is None else memory_of(worker, codec, own)
+        value = worker.comm.shared("parameters", own)
+        return cls(own.clone(), memory, value=value, codec=codec)
 
     def change(self, worker: Worker) -> Tensor:
         """What the worker has changed since it last read."""
         return worker.flat.parameters - self.read
+
+    def push(self, change: Tensor) -> None:
+        """x ← x + change, or what the codec's message of it stands for."""
+        self.value.add(change, codec=self.codec, memory=self.memory)
+
+    def as_heard(self, change: Tensor) -> Tensor:
+        """What the codec's message of a change stands for."""
+        if self.codec is None:
+            return change
+        return self.value.as_sent(change, self.codec, self.memory)
 
     def fetch(self, worker: Worker) -> None:
         self.value.read(out=self.read)

@@ -11,6 +11,8 @@ GRAPHS: dict[str, Callable[[int], set[int]]] = {
     "complete": lambda workers: set(range(1, workers)),
 }
 
+ONE_PEER = "one_peer_exponential"  # another graph at each step
+
 Edge = tuple[int, int]
 
 
@@ -54,3 +56,25 @@ def metropolis_weights(rank: int, edges: list[Edge]) -> dict[int, float]:
     """
     neighbours = neighbours_of(rank, edges)
     return {j: 1 / (1 + max(len(neighbours), len(neighbours_of(j, edges)))) for j in neighbours}
+
+
+def distance_in_turn(turn: int, workers: int) -> int:
+    """2^(t mod τ), τ = ⌊log₂(w−1)⌋ + 1: how many ranks away the peer of a turn is in the one-peer
+    exponential graph.
+    """
+    distances = sorted(GRAPHS["exponential"](workers))
+    return distances[turn % len(distances)]
+
+
+def bipartite_peers(rank: int, workers: int) -> list[int]:
+    """The peers of a worker in the one-peer exponential graph between even and odd ranks, in the
+    order of their turns: 1, 3, 5, 9, … ranks ahead.
+
+    With an odd number of workers the circle closes between two even ranks: a peer beyond that is so
+    many ranks behind instead."""
+    distances = [1, *(1 + each for each in sorted(GRAPHS["exponential"](workers)) if each > 1)]
+    peers = []
+    for distance in distances:
+        around = ((rank + distance) % workers, (rank - distance) % workers)
+        peers += [peer for peer in around if (peer - rank) % 2][:1]
+    return peers

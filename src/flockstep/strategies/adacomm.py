@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from flockstep.codecs import Codec
 from flockstep.fields import require_integer, require_number
 from flockstep.optimizers import learning_rate
+from flockstep.strategies._compressed import ReplicaAverager, require_codec
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AdaCommState:
+    replicas: ReplicaAverager
     period: int
     interval_ends: float
     averaged_at: int = 0
@@ -35,6 +38,7 @@ class AdaComm(Strategy[AdaCommState]):
         at each interval of time:   τ_j = ⌈ √(η_0 F_j / (η_j F_0)) · τ_0 ⌉
         if η_j = η_{j−1} and this does not shrink:   τ_j = τ_{j−1}/2, at least 1
         after τ_j steps:            x_i ← (1/w) Σ_k x_k
+        with a codec:               x_i ← x₀ + (1/w) Σ_k C(x_k − x₀)
 
     F is the training loss: the mean over the workers and the steps since the last average. F_0 and
     η_0 are those of the first average. τ_0 stands outside the root. τ/2 is rounded down.
@@ -44,16 +48,19 @@ class AdaComm(Strategy[AdaCommState]):
     has fallen, replicas drift apart more slowly. That is our reading: the paper gives the rule for
     a change of the rate apart from that for a loss which does not fall.
 
-    All workers decide alike, at averages, from the mean of their losses and clocks.
+    All workers decide alike, at averages, from the mean of their losses and clocks. A codec carries
+    the change since the last average, where all replicas were equal (x₀); F and clocks travel as
+    they are.
 
-    Bytes: every τ_j steps one all-reduce of parameters and buffers, and one of two numbers; one at
-        the end.
+    Bytes: every τ_j steps one all-reduce of parameters and buffers, or the codec's, and one of two
+    numbers; one at the end.
 
     Use: to have LocalSGD's speed early and SyncSGD's accuracy late, without choosing a period.
 
     Fields:
         initial_period: τ_0.
         interval_seconds: time between decisions, virtual in the simulator.
+        codec: how changes are written on the wire; None: parameters as they are.
 
     Paper: Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime
     Trade-off in Local-Update SGD", 2018.
@@ -66,13 +73,22 @@ class AdaComm(Strategy[AdaCommState]):
     revision: ClassVar[int] = 1
     initial_period: int
     interval_seconds: float
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_integer("initial_period", self.initial_period, 1)
         require_number("interval_seconds", self.interval_seconds, above=0)
 
+    @property
+    def needs_rate(self) -> bool:
+        return True
+
     def init(self, worker: Worker) -> AdaCommState:
-        return AdaCommState(self.initial_period, self.interval_seconds, averaged_at=worker.steps)
+        replicas = ReplicaAverager.of(worker, self.codec)
+        return AdaCommState(
+            replicas, self.initial_period, self.interval_seconds, averaged_at=worker.steps
+        )
 
     def after_step(self, worker: Worker, state: AdaCommState) -> None:
         state.losses += worker.loss
@@ -107,5 +123,5 @@ class AdaComm(Strategy[AdaCommState]):
             self._average(worker, state)
 
     def _average(self, worker: Worker, state: AdaCommState) -> None:
-        worker.comm.all_reduce(worker.flat.state, op="mean")
+        state.replicas.average(worker)
         state.averaged_at = worker.steps

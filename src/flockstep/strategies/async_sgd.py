@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from flockstep.codecs import Codec
 from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require, require_flag, require_number
+from flockstep.node import NodeOptimizer
+from flockstep.strategies._compressed import require_codec
 from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies.base import Strategy
 
@@ -37,6 +40,7 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         u = −η g(x_read);   v ← μv + u;   x ← x + v                  one worker at a time
         staleness_aware:       u / max(1, s),  s the updates by others since x_read
         delay_compensation:    g + λ g ⊙ g ⊙ (x − x_read)  in g's place
+        with a codec:          C(u + e) in u's place, after both;   e ← what that leaves out
 
     With another optimizer than plain SGD its change takes the place of −ηg. Delay compensation
     changes the gradient, not what is sent, so it is for plain SGD: an optimizer with momentum or
@@ -44,9 +48,16 @@ class AsyncSGD(Strategy[AsyncSGDState]):
     whose gradient g is. Changes of all workers add up, so many workers want a smaller learning
     rate, or staleness_aware. finish: the server's parameters.
 
-    Bytes: one add and one read of the parameters per step, and one read at the end; momentum, one
-    more read and write (the server's velocity); delay compensation, one more read; staleness_aware,
-    16 per step.
+    A codec carries u as it would be sent without one: compensated, and divided by its staleness. So
+    the error e that a worker remembers is of changes that have their final size, and the server's
+    momentum is over what it has heard. Reads are whole: who reads has nothing in common with the
+    server to which a difference could be sent. What is not sent when the training ends stays
+    unsent: no gradient has seen it.
+
+    Bytes: one read of the parameters and one add, or the codec's message, per step, and one read at
+    the end; momentum, one more read and write (the server's velocity), and v travels whole, with a
+    codec too, as it moves every parameter; delay compensation, one more read; staleness_aware, 16
+    per step.
 
     Use: where workers differ in speed and nobody shall wait.
 
@@ -54,6 +65,7 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         momentum: μ, kept at the server (asynchronous MSGD); at least 0 and below 1.
         staleness_aware: divide the change by its staleness.
         delay_compensation: λ, at least 0; above 0 with plain SGD only.
+        codec: how changes are written on the wire; None: as they are.
 
     Papers: Dean et al., "Large Scale Distributed Deep Networks", 2012; Zhang, Gupta, Lian, Liu,
     "Staleness-aware Async-SGD for Distributed Deep Learning", 2015; Zheng et al., "Asynchronous
@@ -64,11 +76,14 @@ class AsyncSGD(Strategy[AsyncSGDState]):
     """
 
     name: ClassVar[str] = "async_sgd"
+    shares_tensors: ClassVar[bool] = True
     momentum: float = 0.0
     staleness_aware: bool = False
     delay_compensation: float = 0.0
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_number("momentum", self.momentum, at_least=0, below=1)
         require_flag("staleness_aware", self.staleness_aware)
         require_number("delay_compensation", self.delay_compensation, at_least=0)
@@ -85,7 +100,8 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         comm, own = worker.comm, worker.flat.parameters
         velocity = comm.shared("velocity", torch.zeros_like(own)) if self.momentum else None
         clock = comm.shared("clock", torch.zeros_like(ONE)) if self.staleness_aware else None
-        return AsyncSGDState(ParameterServer.of(worker), velocity=velocity, clock=clock)
+        server = ParameterServer.of(worker, self.codec)
+        return AsyncSGDState(server, velocity=velocity, clock=clock)
 
     def optimizer_step(self, worker: Worker, state: AsyncSGDState) -> None:
         server = state.server
@@ -109,10 +125,14 @@ class AsyncSGD(Strategy[AsyncSGDState]):
             change /= max(1, now - state.read_at)
             state.clock.add(ONE)
             state.read_at = now + 1
-        if state.velocity is not None:
-            change += state.velocity.read().to(change.device).mul_(self.momentum)
-            state.velocity.write(change)
-        state.server.value.add(change)
+        if state.velocity is None:
+            state.server.push(change)
+            return
+
+        velocity = state.velocity.read().to(change.device).mul_(self.momentum)
+        velocity += state.server.as_heard(change)
+        state.velocity.write(velocity)
+        state.server.value.add(velocity)
 
     def preview(self, worker: Worker, state: AsyncSGDState) -> Tensor:
         return state.server.preview(worker)
@@ -121,8 +141,13 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         state.server.finish(worker)
 
 
-def _require_plain_sgd(optimizer: Optimizer) -> None:
+def _require_plain_sgd(optimizer: Optimizer | NodeOptimizer) -> None:
     """The change of plain SGD is −η times the gradient, whatever that is made of."""
+    if isinstance(optimizer, NodeOptimizer):
+        node = optimizer.node
+        rule = "be known to be plain SGD for 'delay_compensation', as fs.numpy's own is"
+        require(node.is_plain_sgd, "optimizer", rule, type(node).__name__)
+        return
     unwanted = {
         f"{setting}={group[setting]}"
         for group in optimizer.param_groups

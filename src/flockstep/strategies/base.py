@@ -39,6 +39,10 @@ class Strategy(Generic[State]):
     """Raised when the same fields come to give another outcome. Part of a run's id, so that records
     of before are not taken for those of now."""
 
+    shares_tensors: ClassVar[bool] = False
+    """Whether its workers talk through shared tensors, whose links they share: the ids of simulated
+    runs then contain the revision of the network's model."""
+
     @property
     def needs_accuracy(self) -> bool:
         """Whether `worker.step` must be told the accuracy on each batch, which costs a loop
@@ -56,6 +60,11 @@ class Strategy(Generic[State]):
     @property
     def needs_length(self) -> bool:
         """Whether the method goes by `worker.total_steps`, which must then not change later."""
+        return False
+
+    @property
+    def needs_rate(self) -> bool:
+        """Whether the method asks for the learning rate, which not every optimizer tells."""
         return False
 
     @property

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from flockstep.codecs import Codec
 from flockstep.comm import Comm, broadcast_from_first, handle
 from flockstep.errors import FlockstepError, WorkerLost
 from flockstep.fields import (
@@ -21,6 +22,7 @@ from flockstep.fields import (
     require_integer,
     require_number,
 )
+from flockstep.strategies._compressed import PublicCopies, require_codec, written
 from flockstep.strategies._ranking import ranked
 from flockstep.strategies.base import Strategy
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 @dataclass
 class CodistillationState:
     teachers: list[Tensor] = field(default_factory=list)  # parameters and buffers, flat
+    public: PublicCopies | None = None  # for a codec: of this worker and its teachers, by peer
     is_distilled: bool = False  # whether the loss of this step had the teachers in it
 
     group: Comm = handle()
@@ -47,6 +50,7 @@ class Codistillation(Strategy[CodistillationState]):
 
         after burn_in steps:   loss ← loss + weight · ψ(p, f(x)/T)
                                p = mean over teachers of softmax(f_teacher(x)/T)
+        with a codec:   x̂_i ← x̂_i + C(x_i − x̂_i) is what teacher i is known as
 
     ψ is the cross entropy of soft targets, times T² so that `weight` means the same at every
     temperature. Teachers are the last received parameters of the neighbouring groups, in evaluation
@@ -55,10 +59,14 @@ class Codistillation(Strategy[CodistillationState]):
     lowest loss. In a loop of your own, call `loss = worker.adjust_loss(loss, batch)` before
     `backward`; `batch[0]` is the model's input.
 
+    With a codec a teacher sends how it differs from what its pupils have, x̂: what was sent last,
+    and at first the common start. What a message leaves out is a part of the next difference. Each
+    worker keeps x̂ of itself and of its teachers. Gradients inside a group travel as they are.
+
     Bytes: one all-reduce of the gradients per step inside each group; every exchange_period steps
     from burn_in on, all groups' parameters and buffers to all (an all-gather between the workers of
-    the same place in their groups) or, in a ring, to the next; at the end one number per worker and
-    one broadcast.
+    the same place in their groups) or, in a ring, to the next, or the codec's messages; at the end
+    one number per worker and one broadcast.
 
     Use: with more workers than one batch can use; teachers may be old, so exchanges can be rare.
 
@@ -69,6 +77,7 @@ class Codistillation(Strategy[CodistillationState]):
         weight: of the teachers' part of the loss.
         temperature: T.
         topology: the teachers are those of the next group ("ring") or of all others ("complete").
+        codec: how changes of teachers are written on the wire; None: their parameters as they are.
 
     Paper: Anil et al., "Large scale distributed neural network training through online
         distillation", 2018.
@@ -84,8 +93,10 @@ class Codistillation(Strategy[CodistillationState]):
     weight: float = 1.0
     temperature: float = 1.0
     topology: str = "ring"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_integer("groups", self.groups, 2)
         require_integer("exchange_period", self.exchange_period, 1)
         require_integer("burn_in", self.burn_in, 0)
@@ -111,8 +122,19 @@ class Codistillation(Strategy[CodistillationState]):
 
         hook = worker.model.register_forward_hook(remember)
         group, peers = comm.split(comm.rank // size), comm.split(comm.rank % size)
+        public = None
+        if self.codec is not None:
+            known = [*range(peers.size)]
+            if self.topology == "ring":
+                known = [peers.rank, (peers.rank - 1) % peers.size]
+            public = PublicCopies.of(worker, self.codec, known)
         return CodistillationState(
-            group=group, peers=peers, hook=hook, prediction=prediction, lens=lens
+            public=public,
+            group=group,
+            peers=peers,
+            hook=hook,
+            prediction=prediction,
+            lens=lens,
         )
 
     def before_step(self, worker: Worker, state: CodistillationState) -> None:
@@ -123,7 +145,9 @@ class Codistillation(Strategy[CodistillationState]):
 
     def _meet_teachers(self, worker: Worker, state: CodistillationState) -> None:
         own, peers = worker.flat.state, state.peers
-        if self.topology == "complete":
+        if state.public is not None:
+            others = self._renewed_copies(own, peers, state.public)
+        elif self.topology == "complete":
             told = peers.all_gather(own).by_rank()
             others = [other for rank, other in told.items() if rank != peers.rank]
         else:
@@ -134,6 +158,26 @@ class Codistillation(Strategy[CodistillationState]):
                 others = [peers.recv(torch.empty_like(own), (peers.rank - 1) % peers.size)]
         if others:  # teachers that are lost teach on as they were
             state.teachers = others
+
+    def _renewed_copies(self, own: Tensor, peers: Comm, public: PublicCopies) -> list[Tensor]:
+        """x̂ of the teachers, once each has sent C(x − x̂)."""
+        message = public.message(own, peers.rank)
+        if self.topology == "complete":
+            told = peers.all_gather(message).by_rank()
+            for rank, each in told.items():
+                public.hear(each, rank)
+            return [public[rank] for rank in told if rank != peers.rank]
+
+        public.hear(message, peers.rank)
+        teacher = (peers.rank - 1) % peers.size
+        with suppress(WorkerLost):
+            same = written(public.codec, message)
+            peers.send(own, (peers.rank + 1) % peers.size, codec=same)
+        with suppress(WorkerLost):
+            change = peers.recv(torch.empty_like(own), teacher, codec=public.codec)
+            public[teacher].add_(change)
+            return [public[teacher]]
+        return []
 
     def on_loss(
         self, worker: Worker, state: CodistillationState, loss: Tensor, batch: Any

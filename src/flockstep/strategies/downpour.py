@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec
 from flockstep.fields import require_integer
+from flockstep.strategies._compressed import require_codec
 from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies.base import Strategy
 
@@ -23,6 +27,7 @@ class Downpour(Strategy[ParameterServer]):
         a ← a − η g(x_i);  x_i ← x_i − η g(x_i)        each step
         x ← x + a;  a ← 0                              every push_period steps
         x_i ← x                                        every fetch_period steps
+        with a codec:   x ← x + C(a + e);  e ← what that leaves out;  a ← 0
 
     Period 1 for both equals AsyncSGD. With another optimizer than plain SGD its change takes the
     place of −ηg. What was fetched replaces the worker's parameters, changes
@@ -30,14 +35,18 @@ class Downpour(Strategy[ParameterServer]):
     many workers or long periods want a smaller learning rate. Pushes and fetches hold the server's
     lock. finish: the server's parameters, once all have pushed the rest, under the lock as well.
 
-    Bytes: one add of the parameters every push_period steps and one read every fetch_period steps;
-    at the end one add, unless just pushed, and one read.
+    A codec carries what is pushed, the last time too; fetches are whole. What the last message
+    leaves out, e, stays unsent: no gradient has seen it.
+
+    Bytes: one add of the parameters, or the codec's message, every push_period steps and one read
+    every fetch_period steps; at the end one more push, unless just pushed, and one read.
 
     Use: as AsyncSGD, on a slower network.
 
     Fields:
         push_period: optimizer steps between pushes (n_push in the paper).
         fetch_period: optimizer steps between fetches (n_fetch).
+        codec: how changes are written on the wire; None: as they are.
 
     Paper: Dean et al., "Large Scale Distributed Deep Networks", 2012.
 
@@ -46,10 +55,13 @@ class Downpour(Strategy[ParameterServer]):
     """
 
     name: ClassVar[str] = "downpour"
+    shares_tensors: ClassVar[bool] = True
     push_period: int = 5
     fetch_period: int = 5
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_integer("push_period", self.push_period, 1)
         require_integer("fetch_period", self.fetch_period, 1)
 
@@ -58,7 +70,7 @@ class Downpour(Strategy[ParameterServer]):
         return False
 
     def init(self, worker: Worker) -> ParameterServer:
-        return ParameterServer.of(worker)
+        return ParameterServer.of(worker, self.codec)
 
     def after_step(self, worker: Worker, state: ParameterServer) -> None:
         pushes, fetches = (
@@ -77,14 +89,15 @@ class Downpour(Strategy[ParameterServer]):
                 state.read.sub_(unsent)
 
     def _push(self, worker: Worker, state: ParameterServer) -> None:
-        state.value.add(state.change(worker))
+        state.push(state.change(worker))
         state.read.copy_(worker.flat.parameters)
 
     def preview(self, worker: Worker, state: ParameterServer) -> Tensor:
         settled, count = state.preview(worker), worker.flat.count
         unsent = torch.zeros_like(state.read)
         if self._has_unsent(worker):
-            unsent = state.change(worker)
+            aside = dataclasses.replace(state, memory=copy.deepcopy(state.memory))
+            unsent = aside.as_heard(state.change(worker))
         settled[:count] = self._with_all(worker, settled[:count], unsent)
         return settled
 

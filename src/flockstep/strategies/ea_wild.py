@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from flockstep.comm import SharedTensor
+from flockstep.codecs import Codec
 from flockstep.fields import require, require_choice, require_integer
 from flockstep.strategies._elastic import CENTRE, Centre, is_due, moving_rate, require_elastic
 from flockstep.strategies._groups import AdjacentGroup, RandomGroup
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from flockstep.worker import Worker
 
 
-def pull(worker: Worker, centre: SharedTensor, x: Tensor, alpha: float) -> None:
-    """d = α(x − x̃);  x̃ ← x̃ + d, whatever others do meanwhile; and the worker loses d."""
-    d = alpha * (x - centre.read().to(x.device))
-    centre.add(d)
-    worker.flat.state.sub_(d)
+def pull(worker: Worker, centre: Centre, x: Tensor, alpha: float) -> None:
+    """d = α(x − x̃);  x̃ ← x̃ + d, whatever others do meanwhile; and the worker loses d, or what a
+    codec has made of it.
+    """
+    assert centre.shared is not None
+    d = alpha * (x - centre.shared.read().to(x.device))
+    worker.flat.state.sub_(centre.add(d))
 
 
 @dataclass
@@ -35,6 +37,7 @@ class EAWild(Strategy[EAWildState]):
     """The elastic pull of EASGD, by whoever comes, whenever it comes.
 
         d_i = α(x_i − x̃);   x_i ← x_i − η g(x_i) − d_i;   x̃ ← x̃ + d_i      no lock, no turns
+        with a codec:   C(d_i) in the place of d_i, on both sides
 
     All right-hand sides are at the old values, as in EASGD; x̃ is read without a lock, and between
     that and the moment at which d arrives other workers' changes may land. With another optimizer
@@ -44,9 +47,14 @@ class EAWild(Strategy[EAWildState]):
     With `groups`, the workers of a group average their gradients every step, and one delegate pulls
     and then broadcasts its parameters inside the group; another one, if it is lost.
 
-    Bytes: one read and one add per exchange, by every worker or by one of each group; with groups
-    also an all-reduce of the gradients per step and a broadcast per exchange inside the group, of
-    the optimizer's state, too, where groups are drawn anew; one read at the end.
+    A codec carries d; the centre is read whole. What the codec leaves out of d stays in the worker,
+    and is a part of its next d: there is no other memory. With groups, what is sent inside a group
+    travels as it is: its links are the fast ones.
+
+    Bytes: one read and one add, or the codec's message, per exchange, by every worker or by one of
+    each group; with groups also an all-reduce of the gradients per step and a broadcast per
+    exchange inside the group, of the optimizer's state, too, where groups are drawn anew; one read
+    at the end.
 
     Use: where workers differ in speed, on a machine or a fast network.
 
@@ -67,6 +75,7 @@ class EAWild(Strategy[EAWildState]):
         representative: which model stands for the run: the "centre", or of the replicas the "mean",
             the "best" or "any". ("first" and "random" are taken for `delegate`, which was called
             so.)
+        codec: how d is written on the wire; None: as it is.
 
     Paper: Wongpanich, You, Demmel, "Rethinking the Value of Asynchronous Solvers for Distributed
         Deep Learning", 2020.
@@ -77,6 +86,7 @@ class EAWild(Strategy[EAWildState]):
 
     name: ClassVar[str] = "ea_wild"
     revision: ClassVar[int] = 1
+    shares_tensors: ClassVar[bool] = True
     period: int = 1
     alpha: float | None = None
     rho: float | None = None
@@ -85,16 +95,23 @@ class EAWild(Strategy[EAWildState]):
     delegate: str = "first"
     order: str = "printed"
     representative: str = "centre"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         if self.representative in ("first", "random"):
             object.__setattr__(self, "delegate", self.representative)
             object.__setattr__(self, "representative", CENTRE)
-        require_elastic(self.period, self.alpha, self.rho, self.order, self.representative)
+        require_elastic(
+            self.period, self.alpha, self.rho, self.order, self.representative, self.codec
+        )
         if self.groups is not None:
             require_integer("groups", self.groups, 1)
         require_choice("grouping", self.grouping, ("adjacent", "random"))
         require_choice("delegate", self.delegate, ("first", "random"))
+
+    @property
+    def needs_rate(self) -> bool:
+        return self.rho is not None
 
     @property
     def waits(self) -> bool:
@@ -108,13 +125,11 @@ class EAWild(Strategy[EAWildState]):
         old = x.clone() if self.order == "printed" else x
         worker.optimizer.step()
 
-        centre = state.centre.shared
-        assert centre is not None
         alpha = moving_rate(worker, self.alpha, self.rho, self.groups or worker.comm.size)
         if state.group is None:
-            pull(worker, centre, old, alpha)
+            pull(worker, state.centre, old, alpha)
         else:
-            state.group.exchange(worker, lambda: pull(worker, centre, old, alpha))
+            state.group.exchange(worker, lambda: pull(worker, state.centre, old, alpha))
 
     # --- groups -----------------------------------------------------------------------------------
 
@@ -126,7 +141,7 @@ class EAWild(Strategy[EAWildState]):
             require(divides, "groups", f"divide the number of workers, {comm.size}", self.groups)
             kind = AdjacentGroup if self.grouping == "adjacent" else RandomGroup
             group = kind.of(comm, self.groups, self.delegate)
-        return EAWildState(Centre.of(worker), group)
+        return EAWildState(Centre.of(worker, self.codec), group)
 
     def on_gradients(self, worker: Worker, state: EAWildState) -> None:
         if state.group is not None:

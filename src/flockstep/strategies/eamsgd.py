@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec
 from flockstep.fields import require_choice, require_number
 from flockstep.strategies._elastic import Centre, is_due, moving_rate, require_elastic
 from flockstep.strategies.base import Strategy
@@ -30,12 +31,13 @@ class EAMSGD(Strategy[EAMSGDState]):
 
         v_i ← δ v_i − η g(x_i + δ v_i)
         d_i = α(x_i − x̃);   x_i ← x_i + v_i − d_i;   x̃ ← x̃ + d_i
+        with a codec:   C(d_i) in the place of d_i, on both sides
 
     d is that of the old x_i, every `period` steps, as in EASGD. momentum=0 equals EASGD in the same
     mode. −ηg stands for whatever change the worker's optimizer makes at the point ahead, so give it
     none of its own: plain SGD is the paper's. Between two steps the model in a loop stands ahead,
     at x_i + δ v_i, where the next gradient is taken; scores of replicas are those of x_i. finish:
-    the centre.
+    the centre. What a codec leaves out of d stays in the worker, as in EASGD.
 
     Bytes: those of EASGD in the same mode.
 
@@ -52,6 +54,7 @@ class EAMSGD(Strategy[EAMSGDState]):
             made.
         representative: which model stands for the run: the "centre", or of the replicas the "mean",
             the "best" or "any".
+        codec: how d is written on the wire; None: as it is.
 
     Paper: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", 2015, Algorithm 2.
 
@@ -61,6 +64,7 @@ class EAMSGD(Strategy[EAMSGDState]):
 
     name: ClassVar[str] = "eamsgd"
     revision: ClassVar[int] = 1
+    shares_tensors: ClassVar[bool] = True
     period: int
     alpha: float | None = None
     rho: float | None = None
@@ -68,11 +72,18 @@ class EAMSGD(Strategy[EAMSGDState]):
     mode: str = "first_come"
     order: str = "printed"
     representative: str = "centre"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
-        require_elastic(self.period, self.alpha, self.rho, self.order, self.representative)
+        require_elastic(
+            self.period, self.alpha, self.rho, self.order, self.representative, self.codec
+        )
         require_number("momentum", self.momentum, at_least=0, below=1)
         require_choice("mode", self.mode, MODES)
+
+    @property
+    def needs_rate(self) -> bool:
+        return self.rho is not None
 
     @property
     def waits(self) -> bool:
@@ -80,7 +91,7 @@ class EAMSGD(Strategy[EAMSGDState]):
 
     def init(self, worker: Worker) -> EAMSGDState:
         own = worker.flat.parameters
-        centre = Centre.of(worker, is_shared=self.mode != "sync")
+        centre = Centre.of(worker, self.codec, is_shared=self.mode != "sync")
         return EAMSGDState(centre, torch.zeros_like(own), own.clone())
 
     def before_step(self, worker: Worker, state: EAMSGDState) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from flockstep.codecs import Codec
 from flockstep.comm import handle
+from flockstep.strategies._compressed import require_codec
 from flockstep.strategies._parameter_server import ParameterServer
 from flockstep.strategies.base import Strategy
 
@@ -27,6 +29,7 @@ class Hogwild(Strategy[HogwildState]):
     """Read the shared parameters, compute, add the change; no lock.
 
         x ← x − η g(x_read)       by whoever comes, whenever it comes
+        with a codec:             x ← x + C(e − η g(x_read)),   e ← what that leaves out
 
     On local processes the model's parameters *are* the shared pages: every worker computes on what
     the others are just changing, and updates may tear or be lost, as in the paper. A model with
@@ -34,10 +37,16 @@ class Hogwild(Strategy[HogwildState]):
     another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add
     up, so many workers want a smaller learning rate. finish: the shared parameters.
 
-    Bytes: one read and one add of the parameters per step (as many are counted where they are
-    shared pages), and one read at the end.
+    With a codec nobody computes on shared pages: changes are encoded and added, and reads are
+    whole. What is not sent when the training ends, e, stays unsent: no gradient has seen it.
+
+    Bytes: one read of the parameters and one add, or the codec's message, per step (as many are
+    counted where they are shared pages), and one read at the end.
 
     Use: on one machine with many cores.
+
+    Fields:
+        codec: how changes are written on the wire; None: as they are.
 
     Paper: Niu, Recht, Ré, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic
         Gradient Descent", 2011.
@@ -48,16 +57,22 @@ class Hogwild(Strategy[HogwildState]):
 
     name: ClassVar[str] = "hogwild"
     revision: ClassVar[int] = 1
+    shares_tensors: ClassVar[bool] = True
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        require_codec(self.codec)
 
     @property
     def waits(self) -> bool:
         return False
 
     def init(self, worker: Worker) -> HogwildState:
-        server = ParameterServer.of(worker)
+        server = ParameterServer.of(worker, self.codec)
         pages = server.value.pages()
         is_direct = (
             pages is not None
+            and self.codec is None
             and worker.flat.state.device.type == "cpu"
             and not worker.flat.buffers.numel()
         )
@@ -75,7 +90,7 @@ class Hogwild(Strategy[HogwildState]):
         if state.is_direct:
             worker.comm.meter.count(worker.flat.parameters.nbytes)
         else:
-            state.server.value.add(state.server.change(worker))
+            state.server.push(state.server.change(worker))
 
     def preview(self, worker: Worker, state: HogwildState) -> Tensor:
         return state.server.preview(worker)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from flockstep.codecs import Codec
+from flockstep.fields import require
 from flockstep.strategies._representative import representative, require_representative
 from flockstep.strategies.base import Strategy
 
@@ -23,6 +25,9 @@ class Independent(Strategy[None]):
     One batch's loss is mostly noise, so the losses compared are exponential means over the last ten
     steps or so; of equal ones the lowest rank wins.
 
+    There is no codec: nothing travels while workers train, and what stands for the run travels once
+    and whole.
+
     Bytes: nothing while training; at the end one number per worker and one broadcast of the model
     ("mean": one all-reduce; "any": the broadcast alone).
 
@@ -31,6 +36,7 @@ class Independent(Strategy[None]):
     Fields:
         representative: which model stands for the run: the "best", the "mean" of all (one-shot
             averaging) or "any".
+        codec: always None.
 
     Paper: Zinkevich, Weimer, Smola, Li, "Parallelized Stochastic Gradient Descent", 2010 (the
         "mean").
@@ -41,9 +47,11 @@ class Independent(Strategy[None]):
 
     name: ClassVar[str] = "independent"
     representative: str = "best"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         require_representative(self.representative)
+        require(self.codec is None, "codec", "be None: workers send each other nothing", self.codec)
 
     @property
     def waits(self) -> bool:

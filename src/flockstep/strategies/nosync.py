@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec
 from flockstep.comm import (
     Average,
     Background,
@@ -21,6 +22,7 @@ from flockstep.comm import (
     sum_at_first,
 )
 from flockstep.fields import require, require_choice, require_integer, require_number
+from flockstep.strategies._compressed import PublicCopies, require_codec
 from flockstep.strategies._ranking import SCORES, last_score, lowest_first, told_by_all
 from flockstep.strategies._representative import representative, require_representative
 from flockstep.strategies.base import Strategy
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 class NoSyncState:
     centres: deque[Tensor]  # of the last exchanges, the oldest first
     wait: Background  # until the newest of them is there
+    public: PublicCopies | None = None  # for a codec: of every particle
 
     average: Average = handle()  # over all workers
     group: Comm | None = handle()  # the workers of this particle
@@ -44,6 +47,8 @@ class NoSync(Strategy[NoSyncState]):
 
         x_i ← (1−β) x_i + (β/n) Σ_{k∈N} x_k
         N: the n workers with the best score on their last batch
+        with a codec:   x̂_k ← x̂_k + C(x_k − x̂_k),   k ∈ N
+                        x_i ← x_i + β((1/n) Σ_{k∈N} x̂_k − x̂_i),   with x_i for x̂_i if i ∉ N
 
     pull=1 and best=None equal LocalSGD of the same period; best=1 and pull=1 equal BestOnly; pull=0
     has the trajectories of Independent, and sends nothing. finish, and looks before: the centre of
@@ -55,10 +60,20 @@ class NoSync(Strategy[NoSyncState]):
     is "orthogonal to existing data-parallel approaches". A particle's score is the mean of its
     members', and n counts particles; one worker of each sends its parameters.
 
+    With a codec every worker keeps a public copy x̂_k of every particle, at first the common start:
+    as many times the parameters and buffers as there are particles. Those of N send how they differ
+    from their own, to all; the other copies stay as they are. What a message leaves out is a part
+    of the next difference. A worker of N is pulled by what all know of it, as in CHOCO-SGD: so with
+    best=None the mean of all is preserved, and what was not sent yet stays in x_i. Then pull=1 does
+    not make replicas equal: a pull that is much stronger than the share of bytes which the codec
+    keeps drives them apart, and LocalSGD is the method for it. Gradients inside groups travel as
+    they are. With `staleness` the centre is an older one, x̂_i that of now.
+
     Bytes: best=None, one all-reduce of parameters and buffers every `period` steps. Otherwise, or
     with groups, one number per worker, and n−1 + w−1 messages of parameters, buffers and a count in
-    all: summed at the best of N, and broadcast from there. With groups also an all-reduce of the
-    gradients per step inside each. At the end one all-reduce, or what the representative takes.
+    all: summed at the best of N, and broadcast from there. With a codec, n messages to w−1 workers
+    each, and the numbers as before. With groups also an all-reduce of the gradients per step inside
+    each. At the end one all-reduce, or what the representative takes.
 
     Use: to keep workers apart but not too far, so that they explore a wide optimum together.
 
@@ -73,11 +88,15 @@ class NoSync(Strategy[NoSyncState]):
             cost of another forward pass.
         groups: how many particles there are, each of equally many neighbours in rank; None: every
             worker is one.
+        codec: how differences to public copies are written on the wire; None: parameters as they
+            are.
         all_reduce: how the centre of all is computed: "flat", "tree" (the paper's reduction tree)
-            or another algorithm of SyncSGD's. Only where all workers make the centre.
+            or another algorithm of SyncSGD's. Only where all workers make the centre, and without a
+            codec.
         representative: which model stands for the run: the "mean", the "best" or "any".
 
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
+    Public copies: Koloskova, Stich, Jaggi, 2019 (see DPSGD).
 
     Example:
         fs.run("digits-mlp", fs.NoSync(pull=0.1), workers=4)
@@ -90,6 +109,7 @@ class NoSync(Strategy[NoSyncState]):
     staleness: int = 0
     score: str = "loss"
     groups: int | None = None
+    codec: Codec | None = None
     all_reduce: str = "flat"
     representative: str = "mean"
 
@@ -106,6 +126,10 @@ class NoSync(Strategy[NoSyncState]):
         is_of_all = self.best is None and self.groups is None
         rule = "be 'flat' with 'best' or 'groups', whose centre is not of all workers"
         require(is_of_all or self.all_reduce == "flat", "all_reduce", rule, self.all_reduce)
+        has_own_way = self.codec is None or self.all_reduce == "flat"
+        rule = "be 'flat' with a codec, which has its own way"
+        require(has_own_way, "all_reduce", rule, self.all_reduce)
+        require_codec(self.codec)
         require_representative(self.representative)
 
     @property
@@ -113,7 +137,7 @@ class NoSync(Strategy[NoSyncState]):
         return self.best is not None and self.score == "accuracy"
 
     def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
-        becomes_the_centre = self.pull == 1 and self.staleness == 0
+        becomes_the_centre = self.pull == 1 and self.staleness == 0 and self.codec is None
         return -(-steps // self.period) * self.period if becomes_the_centre else None
 
     def init(self, worker: Worker) -> NoSyncState:
@@ -126,9 +150,13 @@ class NoSync(Strategy[NoSyncState]):
         fits = self.best is None or self.best <= particles
         kind = "workers" if self.groups is None else "groups"
         require(fits, "best", f"be at most the {kind}, {particles}", self.best)
+        public = None
+        if self.codec is not None:
+            public = PublicCopies.of(worker, self.codec, range(particles))
         return NoSyncState(
             deque(maxlen=self.staleness + 1),
             Background(comm=comm),
+            public,
             average=averager(comm, self.all_reduce),
             group=group,
         )
@@ -141,12 +169,22 @@ class NoSync(Strategy[NoSyncState]):
         if worker.steps % self.period or self.pull == 0:
             return
         state.wait()  # a centre is on its way at a time
+        own = worker.flat.state
+        known = own  # what the pull is from: x_i, or x̂_i if that is new
         with worker.comm.in_background() as state.wait:
-            state.centres.append(self._centre(worker, state))
+            if state.public is None:
+                centre = self._centre(worker, state)
+            else:
+                centre, known = self._centre_of_copies(worker, state.public)
+            state.centres.append(centre)
         if self.staleness == 0:
             state.wait()
-        if len(state.centres) > self.staleness:
-            worker.flat.state.lerp_(state.centres[0], self.pull)  # x ← (1−β) x + β·centre
+        if len(state.centres) <= self.staleness:
+            return
+        if known is own:
+            own.lerp_(state.centres[0], self.pull)  # x ← (1−β) x + β·centre
+        else:
+            own.add_(state.centres[0] - known, alpha=self.pull)  # x ← x + β(centre − x̂)
 
     def _centre(self, worker: Worker, state: NoSyncState) -> Tensor:
         """(1/n) Σ_{k∈N} x_k."""
@@ -164,6 +202,34 @@ class NoSync(Strategy[NoSyncState]):
         others = [rank for rank in range(comm.size) if rank not in best_first]
         broadcast_from_first(comm, total, [*best_first, *others])
         return total[:-1].div_(total[-1]).to(own.dtype)
+
+    def _centre_of_copies(self, worker: Worker, public: PublicCopies) -> tuple[Tensor, Tensor]:
+        """(1/n) Σ_{k∈N} x̂_k, once those of N have sent how they differ from their copies; and x̂_i
+        of this worker, or x_i if it is not in N.
+        """
+        comm, own = worker.comm, worker.flat.state
+        senders = [*range(comm.size)]
+        if self.best is not None or self.groups is not None:
+            senders = self._particles(worker)[: self.best]
+
+        mine = self._particle_of(comm.rank, comm)
+        message = torch.empty(0, dtype=torch.uint8)
+        if comm.rank in senders:
+            message = public.message(own, mine)
+        told = comm.all_gather(message).by_rank()
+
+        heard = {
+            self._particle_of(rank, comm): each for rank, each in told.items() if rank in senders
+        }
+        for particle, each in heard.items():
+            public.hear(each, particle)
+        if not heard:  # all of them were just lost
+            return own.clone(), own
+        total = torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
+        for particle in heard:
+            total += public[particle]
+        centre = total.div_(len(heard)).to(own.dtype)
+        return centre, public[mine] if mine in heard else own
 
     def _particles(self, worker: Worker) -> list[int]:
         """The first worker that is there of each particle, the best particle first."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from flockstep.codecs import Codec
 from flockstep.errors import InvalidField
 from flockstep.fields import require, require_integer, require_number
+from flockstep.strategies._compressed import Averager, ReplicaAverager, require_codec
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class PostLocalSGDState:
+    gradients: Averager
+    replicas: ReplicaAverager
     averaged_at: int | None = None
 
 
@@ -24,9 +28,16 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
 
         steps 1 … s:                  g_i ← (1/w) Σ_j g_j
         after steps s+k, s+2k, …:     x_i ← (1/w) Σ_j x_j
+        with a codec:                 g_i ← (1/w) Σ_j C(g_j);   x_i ← x₀ + (1/w) Σ_j C(x_j − x₀)
+
+    A codec carries gradients before the switch, and after it the change since the replicas were
+    last equal (x₀), each with its own memory of what was not sent. Gradients not sent before the
+    switch stay unsent. Statistics of batch normalisation are first averaged after the switch: their
+    change is that since the start.
 
     Bytes: one all-reduce of the gradients per step until the switch; then one of parameters and
-    buffers every `period` steps; one at the end, unless the replicas were just averaged.
+    buffers every `period` steps; one at the end, unless the replicas were just averaged. Or the
+    codec's.
 
     Use: where LocalSGD from the start costs accuracy.
 
@@ -34,6 +45,8 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
         switch_at: s, a number of steps (int), or a fraction of all steps of `worker.batches`
             (float, 0 to 1).
         period: k, optimizer steps between averages after the switch.
+        codec: how gradients and changes are written on the wire; None: gradients and parameters as
+            they are.
 
     Paper: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018.
 
@@ -45,8 +58,10 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
     revision: ClassVar[int] = 1
     switch_at: int | float
     period: int
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_number("switch_at", self.switch_at)
         if isinstance(self.switch_at, int):
             require_integer("switch_at", self.switch_at, 0)
@@ -73,15 +88,18 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
         return steps - since + -(-since // self.period) * self.period
 
     def init(self, worker: Worker) -> PostLocalSGDState:
-        return PostLocalSGDState()
+        gradients = Averager.of(worker, self.codec, worker.flat.gradients)
+        return PostLocalSGDState(gradients, ReplicaAverager.of(worker, self.codec, stream=1))
 
     def on_gradients(self, worker: Worker, state: PostLocalSGDState) -> None:
         if worker.steps < self._switch(worker):
-            worker.comm.all_reduce(worker.flat.gradients, op="mean")
+            state.gradients.average(worker.flat.gradients)
 
     def after_step(self, worker: Worker, state: PostLocalSGDState) -> None:
         since = worker.steps - self._switch(worker)
-        if since > 0 and since % self.period == 0:
+        if since <= 0:
+            state.replicas.are_equal(worker.flat.parameters)
+        elif since % self.period == 0:
             self._average(worker, state)
 
     def finish(self, worker: Worker, state: PostLocalSGDState) -> None:
@@ -89,7 +107,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
             self._average(worker, state)
 
     def _average(self, worker: Worker, state: PostLocalSGDState) -> None:
-        worker.comm.all_reduce(worker.flat.state, op="mean")
+        state.replicas.average(worker)
         state.averaged_at = worker.steps
 
     def _switch(self, worker: Worker) -> int:

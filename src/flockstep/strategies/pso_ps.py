@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec
 from flockstep.comm import broadcast_from_first
 from flockstep.errors import InvalidField
 from flockstep.fields import (
@@ -18,6 +19,7 @@ from flockstep.fields import (
     require_number,
 )
 from flockstep.randomness import Purpose, torch_stream
+from flockstep.strategies._compressed import PublicCopies, broadcast_message, require_codec
 from flockstep.strategies._ranking import last_score, ranked
 from flockstep.strategies.base import Strategy
 
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
     from flockstep.worker import Worker
 
 
+SWARM_BEST = 0  # the name of the one public copy
+
+
 @dataclass
 class PSOPSState:
     velocity: Tensor  # v
     best: Tensor  # pBest: where this worker's loss was lowest so far
     draw: torch.Generator
+    public: PublicCopies | None = None  # for a codec: one copy, of whoever was gBest
     best_loss: float = math.inf
 
 
@@ -42,6 +48,7 @@ class PSOPS(Strategy[PSOPSState]):
                             x_i ← x_i + v_i
         otherwise:          the optimizer's step
         m = m_max − t (m_max − m_min)/t_max,   λ the epoch 1 … E,   r1, r2 uniform in (0, 1)
+        with a codec:   x̂ ← x̂ + C(gBest − x̂) in the place of gBest
 
     gBest is the worker with the lowest loss on its current batch, pBest_i where worker i's own was
     lowest so far. All start equal, with v = 0. Statistics of batch normalisation stay each
@@ -55,8 +62,13 @@ class PSOPS(Strategy[PSOPSState]):
     Public re-implementations report that PSO loses to plain averaging: always show LocalSGD at
     equal bytes beside it.
 
-    Bytes: one number per worker and one broadcast of the parameters every `period` steps; at the
-    end the same with the buffers.
+    With a codec all workers keep one copy x̂ of what they have heard of gBest, whichever worker it
+    was: at first the common start. The best one sends how it differs from x̂, and what the message
+    leaves out is a part of the difference the next time. The best one itself is not pulled to x̂: it
+    is gBest.
+
+    Bytes: one number per worker and one broadcast of the parameters every `period` steps, or of the
+    codec's message and its length, 8; at the end one number and one broadcast with the buffers.
 
     Use: to study swarm optimisation; see the caveat above.
 
@@ -72,6 +84,7 @@ class PSOPS(Strategy[PSOPSState]):
             ("vector").
         personal_best: when a worker compares its loss with its best so far: at "every_step" (the
             text of the paper's Table I), or at "swarm_steps" alone (its Algorithm 1).
+        codec: how gBest's difference to x̂ is written on the wire; None: gBest as it is.
 
     Paper: Ye, Han, Sun, Lv, "PSO-PS: Parameter Synchronization with Particle Swarm Optimization for
     Distributed Training of Deep Neural Networks", 2020.
@@ -90,8 +103,10 @@ class PSOPS(Strategy[PSOPSState]):
     decay: str = "attraction"
     random: str = "scalar"
     personal_best: str = "every_step"
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_integer("period", self.period, 1)
         for field in ("c1", "c2", "inertia_max", "inertia_min"):
             value = getattr(self, field)
@@ -114,9 +129,10 @@ class PSOPS(Strategy[PSOPSState]):
 
     def init(self, worker: Worker) -> PSOPSState:
         draw = torch_stream(Purpose.SWARM, worker.comm.seed, worker.comm.rank)
-        return PSOPSState(
-            torch.zeros_like(worker.flat.parameters), worker.flat.parameters.clone(), draw
-        )
+        x, public = worker.flat.parameters, None
+        if self.codec is not None:
+            public = PublicCopies.of(worker, self.codec, [SWARM_BEST], x)
+        return PSOPSState(torch.zeros_like(x), x.clone(), draw, public)
 
     def optimizer_step(self, worker: Worker, state: PSOPSState) -> None:
         step = worker.steps + 1
@@ -135,9 +151,8 @@ class PSOPS(Strategy[PSOPSState]):
             state.best.copy_(worker.flat.parameters)
 
     def _swarm_step(self, worker: Worker, state: PSOPSState, step: int) -> None:
-        x, v, comm = worker.flat.parameters, state.velocity, worker.comm
-        swarm_best = x.clone()
-        broadcast_from_first(comm, swarm_best, ranked(comm, last_score(worker, "loss")))
+        x, v = worker.flat.parameters, state.velocity
+        swarm_best = self._swarm_best(worker, state)
 
         attraction = self._random(state, x).mul_(state.best - x).mul_(self.c1)
         attraction.addcmul_(self._random(state, x), swarm_best - x, value=self.c2)
@@ -148,6 +163,19 @@ class PSOPS(Strategy[PSOPSState]):
         if self.decay == "all":
             v.mul_(weaker)
         x.add_(v, alpha=weaker if self.decay == "position" else 1)
+
+    def _swarm_best(self, worker: Worker, state: PSOPSState) -> Tensor:
+        """gBest, as far as this worker knows it."""
+        x, comm, public = worker.flat.parameters, worker.comm, state.public
+        best_first = ranked(comm, last_score(worker, "loss"))
+        swarm_best = x.clone()
+        if public is None:
+            broadcast_from_first(comm, swarm_best, best_first)
+            return swarm_best
+
+        best, message = broadcast_message(comm, lambda: public.message(x, SWARM_BEST), best_first)
+        public.hear(message, SWARM_BEST)
+        return swarm_best if comm.rank == best else public[SWARM_BEST].clone()
 
     def _inertia(self, worker: Worker, step: int) -> float:
         if worker.total_steps is None:

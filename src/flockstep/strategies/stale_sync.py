@@ -5,18 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
+from flockstep.codecs import Codec
 from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require_integer
+from flockstep.strategies._compressed import require_codec
 from flockstep.strategies._parameter_server import ParameterServer
+from flockstep.strategies._step_clocks import (
+    FOREVER,
+    advance,
+    step_clocks,
+    tick_of,
+    wait_for_the_slowest,
+)
 from flockstep.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from flockstep.worker import Worker
-
-FOREVER = 1 << 40  # steps ahead of everybody: nobody waits for who has finished
 
 
 @dataclass
@@ -33,6 +39,7 @@ class StaleSync(Strategy[StaleSyncState]):
 
         before step t+1:   wait until min_k clock_k ≥ t − s;   read x
         after it:          x ← x − η g(x_read);   clock_i ← t+1
+        with a codec:      x ← x + C(e − η g(x_read)),   e ← what that leaves out
 
     clock_i counts the steps that worker i has finished. staleness=0 is synchronous: all read the
     same x, at a barrier, which then gains the sum of their changes. That is SyncSGD with w times
@@ -40,13 +47,17 @@ class StaleSync(Strategy[StaleSyncState]):
     than plain SGD its change takes the place of −ηg. Workers that are lost or have finished are not
     waited for. finish: the server's parameters.
 
-    Bytes: one add and one read of the parameters per step, and one read at the end; 16w per step
-        for the clocks.
+    A codec carries changes; reads are whole. What is not sent when the training ends, e, stays
+    unsent: no gradient has seen it.
+
+    Bytes: one read of the parameters and one add, or the codec's message, per step, and one read at
+    the end; 16w per step for the clocks.
 
     Use: where workers differ in speed for a while, but none is slow for good.
 
     Fields:
         staleness: s, at least 0.
+        codec: how changes are written on the wire; None: as they are.
 
     Paper: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
         Server", 2013.
@@ -57,43 +68,33 @@ class StaleSync(Strategy[StaleSyncState]):
 
     name: ClassVar[str] = "stale_sync"
     revision: ClassVar[int] = 1
+    shares_tensors: ClassVar[bool] = True
     staleness: int
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        require_codec(self.codec)
         require_integer("staleness", self.staleness, 0)
 
     def init(self, worker: Worker) -> StaleSyncState:
-        comm = worker.comm
-        # A worker that begins anew has taken steps before.
-        clocks = comm.shared("clocks", torch.full((comm.size,), worker.steps))
-        tick = torch.zeros(comm.size, dtype=torch.int64)
-        tick[comm.rank] = 1
-        return StaleSyncState(ParameterServer.of(worker), tick, clocks=clocks)
+        clocks = step_clocks(worker)
+        server = ParameterServer.of(worker, self.codec)
+        return StaleSyncState(server, tick_of(worker.comm), clocks=clocks)
 
     def before_step(self, worker: Worker, state: StaleSyncState) -> None:
-        comm = worker.comm
-
-        def lead(clocks: Tensor) -> int:
-            return worker.steps - int(clocks[list(comm.members)].min())
-
-        state.clocks.wait_until(lambda clocks: lead(clocks) <= self.staleness)
+        wait_for_the_slowest(worker, state.clocks, self.staleness)
         state.server.fetch(worker)
         if self.staleness == 0:
-            comm.barrier()  # nobody changes what another has still to read
+            worker.comm.barrier()  # nobody changes what another has still to read
 
     def after_step(self, worker: Worker, state: StaleSyncState) -> None:
         with state.server.value.lock():  # one at a time, as AsyncSGD
-            state.server.value.add(state.server.change(worker))
-        self._advance(state, 1)
+            state.server.push(state.server.change(worker))
+        advance(state.clocks, state.tick, 1)
 
     def preview(self, worker: Worker, state: StaleSyncState) -> Tensor:
         return state.server.preview(worker)
 
     def finish(self, worker: Worker, state: StaleSyncState) -> None:
-        self._advance(state, FOREVER)
+        advance(state.clocks, state.tick, FOREVER)
         state.server.finish(worker)
-
-    def _advance(self, state: StaleSyncState, steps: int) -> None:
-        # Adding nothing to the others' clocks must not undo what they add.
-        with state.clocks.lock():
-            state.clocks.add(state.tick, scale=steps)

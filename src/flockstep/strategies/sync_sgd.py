@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from flockstep.codecs import Codec
 from flockstep.comm import require_algorithm
@@ -59,7 +60,7 @@ class SyncSGD(Strategy[SyncSGDState]):
 
     def __post_init__(self) -> None:
         require_algorithm("all_reduce", self.all_reduce)
-        require_codec(self.codec)
+        require_codec(self.codec, of_gradients=True)
         is_plain = self.codec is None or self.all_reduce == "flat"
         require(
             is_plain, "all_reduce", "be 'flat' with a codec, which has its own way", self.all_reduce
@@ -67,6 +68,10 @@ class SyncSGD(Strategy[SyncSGDState]):
 
     def next_synchronisation(self, steps: int, total_steps: int | None) -> int | None:
         return steps
+
+    def require_optimizer(self, optimizer: Optimizer) -> None:
+        if self.codec is not None:
+            self.codec.require_optimizer(optimizer)
 
     def init(self, worker: Worker) -> SyncSGDState:
         gradients = worker.flat.gradients

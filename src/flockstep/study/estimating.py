@@ -70,6 +70,7 @@ def _timed(spec: RunSpec, steps: int) -> float:
         look_every=f"{steps} steps",
         compute=None,
         network=None,
+        faults=None,
         assignment=None,
     )
     threads = torch.get_num_threads()

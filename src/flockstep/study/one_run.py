@@ -14,7 +14,7 @@ from flockstep.backends import Backend, LocalProcesses, Ray
 from flockstep.errors import SpecError
 from flockstep.launch import make_backend
 from flockstep.result import Result
-from flockstep.spec import RunSpec
+from flockstep.spec import SIMULATED, RunSpec
 from flockstep.study.records import Record, made_with
 from flockstep.training import run_closely
 
@@ -56,7 +56,8 @@ class Places:
         if not isinstance(spec.backend, str):
             return spec.backend
         if spec.backend == "sim":  # one thread per run: other runs have the other cores
-            return make_backend("sim", network=spec.network, compute=spec.compute, lanes=1)
+            settings = {name: getattr(spec, name) for name in SIMULATED}
+            return make_backend("sim", **settings | {"lanes": 1})
         if spec.backend not in self._kept:
             made: Any = {"local": LocalProcesses, "ray": Ray}[spec.backend]()
             self._kept[spec.backend] = self._stack.enter_context(made)

@@ -63,7 +63,8 @@ def _parts_of(found: Checkpoint) -> list[dict[str, Any]]:
     if found.about["backend"] != "sim":
         return [read_part(found.read(number)) for number in found.parts]
     parts = parted(found.read(0))
-    return [read_part(parts[str(rank)]) for rank in range(found.about["workers"])]
+    workers = map(str, range(found.about["workers"]))
+    return [read_part(parts[rank]) for rank in workers if rank in parts]  # others were lost
 
 
 def _require_movable(
@@ -102,9 +103,11 @@ def _representative(parts: list[dict[str, Any]], before: Job) -> dict[str, Tenso
         model = task.model()
         optimizer = spec.make_optimizer(task, model.parameters())
         worker = Worker(comm, model, optimizer, spec.strategy, before.schedule)
-        copies = [_copy(part) for part in parts]
+        copies = {rank: _copy(part) for rank, part in enumerate(parts)}
         with torch.no_grad():
-            worker.flat.state.copy_(representative(spec.strategy, copies, {}, worker))
+            worker.flat.state.copy_(
+                representative(spec.strategy, copies, {}, worker, workers=len(parts))
+            )
             for own, saved in zip(outside_tensors(model), parts[0]["outside"], strict=True):
                 own.copy_(saved)
         return {name: value.clone() for name, value in model.state_dict().items()}

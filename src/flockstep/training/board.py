@@ -12,9 +12,9 @@ import dataclasses
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ from flockstep.training.recalibrating import recalibrated
 from flockstep.training.reporting import tell_look
 from flockstep.training.scoring import of_replicas, of_table
 from flockstep.worker import StandIn, Worker
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Copy:
         return cls(**saved | {"figures": figures, "values": values})
 
 
-OF_BOARDS = ("last_step", "_steps", "_clocks", "_bytes", "_epochs", "_looks", "_due")
+OF_BOARDS = ("last_step", "_steps", "_clocks", "_bytes", "_epochs", "_looks", "_due", "_lost")
 
 Take = Callable[[float | None], Copy]
 """Makes a copy of a worker that is at rest, for a look at a moment; None: of just now."""
@@ -110,6 +112,9 @@ class Board:
     happened, and nothing later. Shared tensors are copied when the cut is
     noticed, at the first event behind it; a worker, when it is next at rest: before its next call
     has an effect, or the step that it was computing at t.
+
+    A look is of those who were there at its moment. Who is lost before it has left its copy for one
+    after the same step is missing there; figures are of those who are left.
     """
 
     def __init__(self, job: Job, workers: int) -> None:
@@ -126,6 +131,7 @@ class Board:
         self._clocks = [0.0] * workers
         self._bytes = [0] * workers
         self._epochs = [0] * workers  # of streams
+        self._lost: list[int] = []
         self._looks = 0
         by_time = job.spec.look_every.unit == "seconds"
         self._due = job.spec.look_every.count if by_time else math.inf
@@ -139,8 +145,8 @@ class Board:
 
     @property
     def bytes_sent(self) -> int:
-        """By all workers, as far as they have told."""
-        return sum(self._bytes)
+        """By all workers that are left, as far as they have told."""
+        return sum(self._of_those_left(self._bytes))
 
     def saved(self) -> dict[str, Any]:
         """What goes on from a checkpoint. For who holds the run still."""
@@ -159,7 +165,7 @@ class Board:
         self._pending = {each.number: each for each in pending}
         self._complete = [*map(Pending.load, saved["complete"])]
         for name in OF_BOARDS:
-            setattr(self, name, saved[name])
+            setattr(self, name, saved.get(name, []))  # older ones do not know of losses
 
     # --- in the order of virtual time -------------------------------------------------------------
 
@@ -167,6 +173,20 @@ class Board:
         """A worker whose shared tensors are to be looked at."""
         for tensor in shared_tensors(worker.state).values():
             self._shared[tensor.identity] = tensor
+
+    def lose(self, rank: int) -> None:
+        """A worker is dead. It has left its copies for the looks of before."""
+        if rank in self._lost:
+            return
+        self._lost.append(rank)
+        self._left.pop(rank, None)
+        for pending in [*self._pending.values()]:
+            self._complete_if_all_came(pending)
+        self._end_if_all_left()
+
+    def _of_those_left(self, values: Sequence[T]) -> list[T]:
+        """Of what there is one for each worker, those of the workers that are not lost."""
+        return [value for rank, value in enumerate(values) if rank not in self._lost]
 
     def bring(self, rank: int, number: int, take: Take) -> None:
         """The copy of a worker that knows by itself when which look is due. It may come again,
@@ -204,8 +224,8 @@ class Board:
         """The first step after which all can end, if the worker that has just ticked is the first
         to do so: others are beyond the steps that they have taken.
         """
-        others = (steps + 1 for other, steps in enumerate(self._steps) if other != rank)
-        return max(self._steps[rank], *others)
+        others = [other for other in range(self._workers) if other not in (rank, *self._lost)]
+        return max([self._steps[rank], *(self._steps[other] + 1 for other in others)])
 
     def seconds_at(self, step: int, now: float) -> float:
         """When the last worker will have taken so many steps, by the pace of each so far."""
@@ -214,11 +234,13 @@ class Board:
             per_step = clock / steps if steps else 0.0
             return step * max(per_step, now / (steps + 1))  # the step under way is not done yet
 
-        return max(map(expected, self._steps, self._clocks))
+        clocks = self._of_those_left(self._clocks)
+        return max(map(expected, self._of_those_left(self._steps), clocks))
 
     def bytes_at(self, step: int) -> float:
         """What all workers will have sent then, by the pace of each so far."""
-        pairs = zip(self._bytes, self._steps, strict=True)
+        left = self._of_those_left
+        pairs = zip(left(self._bytes), left(self._steps), strict=True)
         return sum(sent * step / steps for sent, steps in pairs if steps)
 
     def leave(self, rank: int, take: Take) -> None:
@@ -230,7 +252,10 @@ class Board:
         """
         self._put_all(rank, take)
         self._left[rank] = take
-        if len(self._left) == self._workers:
+        self._end_if_all_left()
+
+    def _end_if_all_left(self) -> None:
+        if len(self._left) + len(self._lost) == self._workers:
             self._due = math.inf  # what is seen from here on is the final model
 
     def _is_step_of_a_look(self) -> bool:
@@ -241,10 +266,11 @@ class Board:
         if every.unit == "seconds":
             return False
         if every.unit == "epochs" and job.timetable is None:  # a stream tells no step in advance
-            return min(self._epochs) >= number * every.count
+            return min(self._of_those_left(self._epochs)) >= number * every.count
         step = job.step_of_look(number)
         is_last = job.steps is not None and step >= job.steps
-        return not is_last and sum(self._steps) >= step * self._workers
+        taken = self._of_those_left(self._steps)
+        return not is_last and sum(taken) >= step * len(taken)
 
     def _begin_look(self, seconds: float) -> None:
         """The state of the run now is to be seen."""
@@ -262,8 +288,13 @@ class Board:
 
     def _put(self, pending: Pending, rank: int, take: Take) -> None:
         pending.copies[rank] = take(pending.seconds)
-        if len(pending.copies) == self._workers:
-            self._complete.append(self._pending.pop(pending.number))
+        self._complete_if_all_came(pending)
+
+    def _complete_if_all_came(self, pending: Pending) -> None:
+        if len(pending.copies.keys() | {*self._lost}) == self._workers:
+            del self._pending[pending.number]
+            if pending.copies:
+                self._complete.append(pending)
 
     # --- at the end -------------------------------------------------------------------------------
 
@@ -273,8 +304,8 @@ class Board:
         """
         self._at_end[worker.comm.rank] = worker.flat.parameters
         worker.comm.barrier()
-        if worker.comm.rank == 0:
-            replicas = [self._at_end[rank] for rank in range(self._workers)]
+        if worker.comm.rank == worker.comm.members[0]:
+            replicas = [self._at_end[rank] for rank in worker.comm.members]
             self._distances = of_replicas_here(replicas)
             self._at_end.clear()
         worker.comm.barrier()
@@ -292,9 +323,12 @@ class Board:
     @torch.no_grad()
     def _judge(self, pending: Pending, worker: Worker) -> None:
         job, measure = self._job, self._job.measure
-        copies = [pending.copies[rank] for rank in range(self._workers)]
-        table = Table.of_figures([each.figures for each in copies])
-        shown = representative(job.spec.strategy, copies, pending.shared, worker)
+        ranks = sorted(pending.copies)
+        copies = [pending.copies[rank] for rank in ranks]
+        table = Table.of_figures([each.figures for each in copies], ranks)
+        shown = representative(
+            job.spec.strategy, pending.copies, pending.shared, worker, self._workers
+        )
         if job.recalibration is not None:
             shown = recalibrated(*self._own_model(worker), shown, job.recalibration)
         loss, accuracy = self._scores(shown, worker)
@@ -336,19 +370,29 @@ def _parameters(copied: Copy, worker: Worker) -> Tensor:
 
 
 def representative(
-    strategy: Strategy[Any], copies: list[Copy], shared: dict[str, Tensor], worker: Worker
+    strategy: Strategy[Any],
+    copies: dict[int, Copy],
+    shared: dict[str, Tensor],
+    worker: Worker,
+    workers: int,
 ) -> Tensor:
-    """The state that stands for the run whose workers the copies are of. `shared`: the values of
-    their shared tensors, by identity.
+    """The state that stands for the run of so many workers. `copies` are of those that are not
+    lost; `shared`: the values of their shared tensors, by identity.
     """
-    if len(copies) == 1:
+    if workers == 1:
         return copies[0].flat
+    first = copies[min(copies)]
+    lost = {*range(workers)} - {*copies}
     writers: dict[str, int] = {}  # one of those who share a tensor
-    for rank, each in enumerate(copies):
+    for rank, each in sorted(copies.items()):
         for identity in each.shared.values():
             writers.setdefault(identity, rank)
 
     def preview(comm: Comm) -> Tensor:
+        if comm.rank in lost:  # it was there when the strategy began, and is not any more
+            with torch.no_grad(), comm.unmetered():
+                strategy.init(StandIn(comm, worker, first.flat, first.counters))
+            comm.elapse()
         own = copies[comm.rank]
         stand_in = StandIn(comm, worker, own.flat, own.counters)
         with torch.no_grad(), comm.unmetered():
@@ -362,5 +406,5 @@ def representative(
             return strategy.preview(stand_in, state)
 
     with torch.random.fork_rng(devices=[]):  # what `init` draws is nothing to the run
-        shown: Tensor = run_aside(preview, len(copies), worker.comm.seed)[0]
+        shown: Tensor = run_aside(preview, workers, worker.comm.seed, lost)[min(copies)]
     return shown

@@ -136,10 +136,10 @@ class Table:
         return cls(figures, told.ranks, _summed(row[NUMBERS:].tolist() for row in told))
 
     @classmethod
-    def of_figures(cls, figures: Sequence[Figures]) -> Table:
-        """Of workers none of which is lost."""
+    def of_figures(cls, figures: Sequence[Figures], ranks: Sequence[int] | None = None) -> Table:
+        """Of workers with these ranks; None: none of them is lost."""
         counts = _summed(each.staleness_counts for each in figures)
-        return cls(figures, range(len(figures)), counts)
+        return cls(figures, range(len(figures)) if ranks is None else ranks, counts)
 
     def saved(self) -> dict[str, Any]:
         return {

@@ -44,6 +44,8 @@ def train(comm: Comm, job: Job) -> dict[str, Any]:
         optimizer.load_state_dict(job.start.optimizer)
     worker = Worker(comm, model, optimizer, spec.strategy, job.schedule, spec.weight_decay_schedule)
     observer = observer_of(worker, job)
+    if job.snapshots is not None:
+        comm.watch_losses(job.snapshots.lose)
 
     if job.start is not None:
         observer.pass_over(job.start.steps)

@@ -86,6 +86,8 @@ class Observer(ABC):
         # checkpoint, may be among them.
         self._counted = 0
         self._looks = 0
+        if job.board is not None:
+            worker.comm.watch_losses(job.board.lose)
 
     def after_step(self) -> bool:
         """Look if it is time to. Return whether the run ends here for this worker."""
@@ -218,7 +220,9 @@ class InStep(Observer):
         return is_over
 
     def leave(self) -> None:
-        pass  # all leave together
+        """All leave together. A look that a loss has completed since the last may be left."""
+        if self.job.board is not None:
+            self.job.board.judge_complete(self.worker)
 
     def pass_over(self, steps: int) -> None:
         super().pass_over(steps)
@@ -268,6 +272,7 @@ class InStep(Observer):
         if self.spec.target is not None:
             with comm.unmetered():
                 comm.barrier()  # until the last one has judged
+            board.judge_complete(self.worker)  # if who was missing is lost
             self.final = board.final
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 
 from flockstep.data import is_stream, source_of
 from flockstep.fields import require
-from flockstep.flat import FlatModel, outside_tensors
+from flockstep.flat import FlatTensors, outside_tensors
 from flockstep.models import recalibrate
 from flockstep.randomness import Purpose, drawing_from
 from flockstep.worker import Worker
@@ -36,7 +36,7 @@ def with_own_statistics(model: nn.Module, data: Any) -> None:
 
 
 @torch.no_grad()
-def recalibrated(model: nn.Module, flat: FlatModel, state: Tensor, data: Any) -> Tensor:
+def recalibrated(model: nn.Module, flat: FlatTensors, state: Tensor, data: Any) -> Tensor:
     """The flat state of a model with the statistics that belong to its parameters; all of `model`
     is as before.
     """

@@ -21,7 +21,7 @@ from flockstep.fields import require, require_flag, require_path
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
 from flockstep.result import Look, Result, described
-from flockstep.spec import RunSpec
+from flockstep.spec import SIMULATED, RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import Task
 from flockstep.training.job import Job, Keeping
@@ -62,7 +62,8 @@ def run(
 
     All but the last seven arguments are fields of an `fs.RunSpec`, which says what they mean: the
     budget (`epochs`, `steps`, `seconds` or `bytes`), `target`, `batch_size`, `lr`, `optimizer`,
-    `schedule`, `assignment`, `sampling`, `network`, `compute`, `look_every`, `measure`, `seed`, …
+    `schedule`, `assignment`, `sampling`, `network`, `compute`, `faults`, `look_every`, `measure`,
+    `seed`, …
     `fs.run(spec)` runs a spec that is there already; `backend` may then be a backend object of the
     kind that it names, such as an `fs.LocalProcesses()` that serves several runs.
 
@@ -185,7 +186,7 @@ run.__signature__ = inspect.Signature([*_positional[:4], *_named, *_positional[4
 
 
 def make_place(spec: RunSpec, patience: float | None = PATIENCE_SECONDS) -> Backend:
-    simulated = {"network": spec.network, "compute": spec.compute, "lanes": spec.lanes}
+    simulated = {name: getattr(spec, name) for name in SIMULATED}
     return make_backend(spec.backend, patience, **simulated)
 
 

@@ -40,6 +40,8 @@ class Snapshots:
         self._copied_after: dict[int, int] = {}  # which step
         self._observers: dict[int, tuple[Observer, dict[str, Any]]] = {}
         self._ended: set[int] = set()
+        self._lost: set[int] = set()
+        self._worker: Worker | None = None  # the last that was copied
         self._seen: set[int] = set()  # ranks that have ended a step
         self._is_open = False  # copies are being collected
         self._step = 0  # after which those are copied who meet in their steps
@@ -59,8 +61,9 @@ class Snapshots:
             self._count(worker)
             if not self._is_open and self._is_due(observer.changes_within_steps):
                 self._is_open = True
-                is_ahead = self._steps.count(worker.steps) == 1 and worker.steps == max(self._steps)
-                self._step = max(self._steps) + (not is_ahead)  # which all have before them
+                steps = self._of_those_left(self._steps)
+                is_ahead = steps.count(worker.steps) == 1 and worker.steps == max(steps)
+                self._step = max(steps) + (not is_ahead)  # which all have before them
             if not self._is_open:
                 comm.keep_journal(False)
             elif observer.changes_within_steps or worker.steps == self._step:
@@ -76,6 +79,13 @@ class Snapshots:
                 worker.comm.keep_journal(True)
                 self._copy(worker, observer, is_over=True)
 
+    def lose(self, rank: int) -> None:
+        """A worker is dead, and stays so in all later checkpoints."""
+        self._lost.add(rank)
+        self._copies.pop(rank, None)
+        if self._is_open and self._worker is not None:
+            self._write_if_all_came(self._worker)
+
     def join(self) -> None:
         """Wait for what is being written."""
         self._writer.join()
@@ -83,6 +93,9 @@ class Snapshots:
     def close(self) -> None:
         """See that all is written."""
         close(self._writer)
+
+    def _of_those_left(self, counts: list[int]) -> list[int]:
+        return [count for rank, count in enumerate(counts) if rank not in self._lost]
 
     def _count(self, worker: Worker) -> None:
         self._seen.add(worker.comm.rank)
@@ -93,7 +106,7 @@ class Snapshots:
         """`of_all`: whether steps and epochs are those of all workers together, not of the first
         to get there.
         """
-        is_first_step = len(self._seen) < len(self._steps)
+        is_first_step = len(self._seen | self._lost) < len(self._steps)
         if is_first_step or self._writer.is_busy or self._board.final is not None:
             return False
         self._writer.wait()  # for its complaint, if it has one
@@ -103,13 +116,14 @@ class Snapshots:
         return self._has_come_to(self._number + 1, of_all)
 
     def _has_come_to(self, number: int, of_all: bool = False) -> bool:
-        every, workers = self._keeping.every, len(self._steps)
+        every, taken = self._keeping.every, self._of_those_left(self._steps)
         if every.unit == "epochs" and self._job.timetable is None:
-            reached = min(self._epochs) if of_all else max(self._epochs)
+            epochs = self._of_those_left(self._epochs)
+            reached = min(epochs) if of_all else max(epochs)
             return reached >= number * every.count
         goal, end = self._job.step_of(every, number), self._job.steps
-        steps = sum(self._steps) if of_all else max(self._steps) * workers
-        return steps >= workers * goal and (end is None or goal < end)
+        steps = sum(taken) if of_all else max(taken) * len(taken)
+        return steps >= len(taken) * goal and (end is None or goal < end)
 
     def _pass_over(self, of_all: bool = False) -> None:
         """What the run has come to is done."""
@@ -122,7 +136,12 @@ class Snapshots:
         self._copies[rank] = part_of(worker, is_over=is_over)
         self._copied_after[rank] = worker.steps
         self._observers[rank] = observer, observer.saved()
-        if self._is_open and len(self._copies) == len(self._steps):
+        self._worker = worker
+        if self._is_open:
+            self._write_if_all_came(worker)
+
+    def _write_if_all_came(self, worker: Worker) -> None:
+        if self._copies and len(self._copies.keys() | self._lost) == len(self._steps):
             self._write(worker)
 
     def _write(self, worker: Worker) -> None:
@@ -134,11 +153,13 @@ class Snapshots:
             return
         if self._board.final is not None:  # the run is over
             return
-        observers = [
-            observer.saved() if observer.changes_within_steps else saved
-            for _, (observer, saved) in sorted(self._observers.items())
-        ]
-        self._pass_over(of_all=self._observers[0][0].changes_within_steps)
+        observers = {
+            rank: observer.saved() if observer.changes_within_steps else saved
+            for rank, (observer, saved) in sorted(self._observers.items())
+            if rank in copies
+        }
+        changes_within_steps = self._observers[worker.comm.rank][0].changes_within_steps
+        self._pass_over(of_all=changes_within_steps)
         run = save_state(
             {
                 "world": world,
@@ -147,8 +168,8 @@ class Snapshots:
                 "number": self._number,
             }
         )
-        parts = {"run": run} | {str(rank): copies[rank] for rank in range(len(copies))}
-        step = max(self._copied_after.values())
+        parts = {"run": run} | {str(rank): copies[rank] for rank in sorted(copies)}
+        step = max(self._copied_after[rank] for rank in copies)
         self._writer.write(step, 0, joined(parts), [0], self._keeping.about)
         self._due = time.monotonic() + self._keeping.every.count
 
@@ -160,17 +181,22 @@ class Resumed:
         self._parts = parted(part)
         self._run = read_part(self._parts["run"])
         self.number: int = self._run["number"]  # of checkpoints so far
+        self._is_begun = False
 
     def go_on(self, worker: Worker, observer: Observer, board: Board) -> bool:
         """Put a worker where it was, together with all others. Return whether its last step was
         behind it.
         """
         comm = worker.comm
-        is_first = comm.rank == 0
-        data = read_part(self._parts.pop(str(comm.rank)))
+        with comm.standing_still():
+            is_first, self._is_begun = not self._is_begun, True
+        is_left = str(comm.rank) in self._parts
+        data: dict[str, Any] = {"comm": None}
+        if is_left:
+            data = read_part(self._parts.pop(str(comm.rank)))
         if is_first:
             board.load(self._run["board"])
-        comm.go_back(data["comm"], self._run["world"] if is_first else None)
+        comm.go_back(data["comm"], self._run["world"] if is_first else None)  # the lost end here
         load_part(worker, data)
         observer.load(self._run["observers"][comm.rank])
         is_over: bool = data["is_over"]

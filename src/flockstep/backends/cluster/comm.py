@@ -135,7 +135,7 @@ class ClusterComm(Comm):
         def move(group: Any, work: Tensor, finish: Finish, go: dict[str, Any]) -> None:
             groups.all_reduce(group, work, op, finish)
 
-        self._move(f"all_reduce({op}) of {signature(tensor)}", tensor, move)
+        self._move(f"all_reduce({op}) of {signature(tensor)}{self._inside}", tensor, move)
 
     def _all_gather(self, tensor: Tensor) -> Gathered:
         parts: list[Tensor] = []
@@ -145,12 +145,12 @@ class ClusterComm(Comm):
             parts[:] = groups.all_gather(group, work, go["data"], finish)
             came[:] = go["members"]
 
-        text = f"all_gather of {signature(tensor)}"
+        text = f"all_gather of {signature(tensor)}{self._inside}"
         self._move(
             text,
             tensor,
             move,
-            must=f"all_gather of {tensor.dtype}",
+            must=f"all_gather of {tensor.dtype}{self._inside}",
             data=tensor.numel(),
             in_place=False,
         )
@@ -263,6 +263,7 @@ class ClusterComm(Comm):
 
     def _attempt(self, tensor: Tensor, move: Move, go: dict[str, Any]) -> None:
         members = tuple(go["members"])
+        self._took_part = len(members)
         if len(members) == 1 or (tensor.numel() == 0 and go["data"][0] is None):
             if go["data"][0] is not None:
                 move(None, tensor, lambda work: None, go)  # gathers its own
@@ -321,21 +322,47 @@ class ClusterComm(Comm):
             else:  # the peer may have to send something elsewhere before it comes to this
                 threading.Thread(target=post, daemon=True).start()
 
+    def _send_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> None:
+        self._send(message, peer)
+
     def _recv(self, tensor: Tensor, peer: int) -> None:
-        world, control = self.ranks[peer], self.context.control
-        answer = control.ask("receive", f"recv from rank {world}", peer=world, group=self.name)
+        dtype, elements = self._announced(peer)
+        self._require_alike(peer, dtype, elements, signature(tensor))
+        self._take(tensor, peer)
+
+    def _recv_bytes(self, peer: int, device: torch.device, may_be_lost: bool) -> Tensor:
+        dtype, elements = self._announced(peer)
+        any_bytes = elements if dtype == torch.uint8 else "any number"
+        self._require_alike(peer, dtype, elements, f"{any_bytes} × {torch.uint8}")
+        message = torch.empty(elements, dtype=torch.uint8, device=device)
+        self._take(message, peer)
+        return message
+
+    def _announced(self, peer: int) -> tuple[torch.dtype, int]:
+        """Wait for the next message of `peer`; what it is."""
+        world = self.ranks[peer]
+        answer = self.context.control.ask(
+            "receive", f"recv from rank {world}", peer=world, group=self.name
+        )
         dtype, elements = answer["message"]
-        if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
+        return DTYPES[dtype], elements
+
+    def _require_alike(self, peer: int, dtype: torch.dtype, elements: int, expected: str) -> None:
+        sent = f"{elements} × {dtype}"
+        if sent != expected:
+            rank = self.context.control.rank
             raise MismatchError(
-                f"rank {world} sent {elements} × {DTYPES[dtype]}, "
-                f"rank {control.rank} expected {signature(tensor)}"
+                f"rank {self.ranks[peer]} sent {sent}, rank {rank} expected {expected}"
             )
-        if elements:
+
+    def _take(self, tensor: Tensor, peer: int) -> None:
+        """Receive what was announced."""
+        if elements := tensor.numel():
             whole = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(elements)
             self._receive(whole, peer)
             if not tensor.is_contiguous():
                 tensor.copy_(whole.view(tensor.shape))
-        control.tell("taken", peer=world, group=self.name)
+        self.context.control.tell("taken", peer=self.ranks[peer], group=self.name)
 
     def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
         # A send waits for nothing but the arrival of the one before, so both may send first.
@@ -343,6 +370,10 @@ class ClusterComm(Comm):
         self._send(tensor, peer)
         self._recv(received, peer)
         return received
+
+    def _exchange_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> Tensor:
+        self._send_bytes(message, peer, may_be_lost)
+        return self._recv_bytes(peer, message.device, may_be_lost)
 
     def _pair(self, peer: int) -> tuple[str, tuple[int, ...]]:
         return f"{self.name} pair", tuple(sorted((self.ranks[self.rank], self.ranks[peer])))

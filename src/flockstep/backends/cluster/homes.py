@@ -4,6 +4,7 @@ connected.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flockstep.backends.cluster.codecs import take_codec
 from flockstep.backends.cluster.wire import (
     ADD,
+    ADD_ENCODED,
     BLEND,
     CREATE,
     DONE,
@@ -25,6 +28,9 @@ from flockstep.backends.cluster.wire import (
     WireError,
     raw,
 )
+from flockstep.codecs import Codec
+from flockstep.comm import add_decoded
+from flockstep.errors import FlockstepError
 
 
 @dataclass
@@ -64,19 +70,19 @@ class Homes:
                     _described(shard.value, connection.run, by_others), raw(shard.value)
                 )
                 continue
-            if header.kind not in CHANGES:
-                raise WireError(f"a frame of kind {header.kind} where a request was due")
-            if len(scratch) < header.nbytes:
-                scratch = torch.empty(header.nbytes, dtype=torch.uint8)
-            given = scratch[: header.nbytes].view(header.dtype).view(header.shape)
+            change, length = _asked_for(header, connection)
+            if len(scratch) < length:
+                scratch = torch.empty(length, dtype=torch.uint8)
+            given = scratch[:length]
             connection.fill(raw(given))
+            if header.kind in CHANGES:
+                given = given.view(header.dtype).view(header.shape)
             try:
                 with shard.lock:
-                    answer = CHANGES[header.kind](shard.value, given, header.number)
+                    answer = change(shard.value, given, header.number)
                     by_others = shard.changes - own[header.name]
                     shard.changes += 1
-            except RuntimeError as error:
-                # Torch cannot do that to this dtype, or not with this number.
+            except CANNOT as error:
                 raise WireError(
                     f"shared tensor {header.name!r} of {header.dtype}: {error}"
                 ) from None
@@ -106,6 +112,16 @@ class Homes:
         return shard
 
 
+def _asked_for(header: Header, connection: Connection) -> tuple[Change, int]:
+    """How the value is to change, and how many bytes that follow say by what."""
+    if header.kind == ADD_ENCODED:
+        codec, length = take_codec(connection, header)
+        return functools.partial(_add_encoded, codec), length
+    if header.kind not in CHANGES:
+        raise WireError(f"a frame of kind {header.kind} where a request was due")
+    return CHANGES[header.kind], header.nbytes
+
+
 def _described(value: Tensor, run: bytes, by_others: int) -> Header:
     """Of an answer: the value, and how often others had changed it before."""
     shape = tuple(value.shape)
@@ -127,8 +143,17 @@ def _blend(value: Tensor, given: Tensor, weight: float) -> Tensor:
     return before
 
 
-CHANGES: dict[int, Callable[[Tensor, Tensor, float], Tensor | None]] = {
-    WRITE: _write,
-    ADD: _add,
-    BLEND: _blend,
-}
+def _add_encoded(codec: Codec, value: Tensor, message: Tensor, scale: float) -> None:
+    expected = codec.message_nbytes(value)
+    if expected not in (None, len(message)):
+        raise WireError(f"a message of {len(message)} bytes, where {codec} has {expected}")
+    add_decoded(codec, message, value, scale)
+
+
+Change = Callable[[Tensor, Tensor, float], Tensor | None]
+
+CHANGES: dict[int, Change] = {WRITE: _write, ADD: _add, BLEND: _blend}
+
+# What torch and codecs raise who cannot do that to this dtype, with this number, or with a message
+# of these bytes.
+CANNOT = (RuntimeError, LookupError, ValueError, ArithmeticError, TypeError, FlockstepError)

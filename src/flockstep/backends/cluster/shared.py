@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from flockstep.backends.cluster.codecs import with_codec
 from flockstep.backends.cluster.comm import ClusterComm
 from flockstep.backends.cluster.control_channel import ControlChannel
 from flockstep.backends.cluster.wire import (
     ADD,
+    ADD_ENCODED,
     BLEND,
     CREATE,
     DONE,
@@ -29,6 +31,7 @@ from flockstep.backends.cluster.wire import (
     raw,
     short_name,
 )
+from flockstep.codecs import Codec
 from flockstep.comm import SharedTensor
 from flockstep.errors import WorkerLost
 
@@ -151,6 +154,28 @@ class ShardLocation:
         return self.end - self.start
 
 
+@dataclass(frozen=True)
+class Request:
+    """What the homes of all shards are asked for.
+
+    Fields:
+        kind: of the frames.
+        given: a flat tensor, of which each home is given its part.
+        number: the operation's own.
+        payloads: what each shard's home is sent in place of its part, by the shard's name.
+    """
+
+    kind: int
+    given: Tensor | None = None
+    number: float = 0.0
+    payloads: dict[str, bytes] | None = None
+
+    def payload(self, shard: ShardLocation) -> memoryview | bytes:
+        if self.payloads is not None:
+            return self.payloads[shard.name]
+        return b"" if self.given is None else raw(self.given[shard.start : shard.end])
+
+
 class ShardedTensor(CoordinatedTensor):
     """A shared tensor whose shards live at the launchers of the ranks.
 
@@ -186,9 +211,9 @@ class ShardedTensor(CoordinatedTensor):
             for shard in self._shards:
                 shard.seen = value[shard.start : shard.end].clone()
         if is_first:
-            self._all(CREATE, value)
+            self._all(Request(CREATE, value))
         if is_first and self._keeps:
-            self._all(WRITE, value)  # over what one who is lost may have left of its own
+            self._all(Request(WRITE, value))  # over what one who is lost may have left of its own
         if self._keeps and not is_first:
             self._known = 1  # that first write
 
@@ -198,22 +223,36 @@ class ShardedTensor(CoordinatedTensor):
             if out.is_contiguous() and out.device.type == "cpu"
             else torch.empty(out.numel(), dtype=self.dtype)
         )
-        self._all(READ, None, answers=whole)
+        self._all(Request(READ), answers=whole)
         if whole.data_ptr() != out.data_ptr():
             out.copy_(whole.view(out.shape))
         self._has_read(self._landed)
 
     def _write(self, tensor: Tensor) -> None:
-        self._all(WRITE, tensor)
+        self._all(Request(WRITE, _flat(tensor)))
         self._note_change()
 
     def _add(self, tensor: Tensor, scale: float) -> None:
-        self._all(ADD, tensor, number=scale)
+        self._all(Request(ADD, _flat(tensor), scale))
+        self._note_change()
+
+    @property
+    def _spans(self) -> Sequence[slice]:
+        return [slice(shard.start, shard.end) for shard in self._shards]
+
+    def _add_encoded(
+        self, codec: Codec, messages: Sequence[Tensor], scale: float, sent: Tensor
+    ) -> None:
+        payloads = {
+            shard.name: with_codec(codec, message)
+            for shard, message in zip(self._shards, messages, strict=True)
+        }
+        self._all(Request(ADD_ENCODED, _flat(sent), scale, payloads))
         self._note_change()
 
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         before = torch.empty(tensor.numel(), dtype=self.dtype)
-        self._all(BLEND, tensor, number=weight, answers=before)
+        self._all(Request(BLEND, _flat(tensor), weight), answers=before)
         self._note_change()
         self._has_read(self._landed)
         return before.view(tensor.shape).to(tensor.device)
@@ -222,16 +261,8 @@ class ShardedTensor(CoordinatedTensor):
         if self.counts_staleness:
             self._has_changed(self._landed)
 
-    def _all(
-        self,
-        kind: int,
-        tensor: Tensor | None,
-        *,
-        number: float = 0.0,
-        answers: Tensor | None = None,
-    ) -> None:
+    def _all(self, request: Request, answers: Tensor | None = None) -> None:
         """Ask the homes of all shards, then take all their answers."""
-        given = None if tensor is None else tensor.cpu().contiguous().view(-1)
         # Where a home has several shards, one after the other: its answer may wait for us as our
         # request waits for it.
         waves: dict[int, list[ShardLocation]] = {}
@@ -240,20 +271,11 @@ class ShardedTensor(CoordinatedTensor):
             waves.setdefault(seen[shard.home], []).append(shard)
             seen[shard.home] += 1
         for shards in waves.values():
-            self._wave(shards, kind, given, number, answers)
+            self._wave(shards, request, answers)
 
-    def _wave(
-        self,
-        shards: list[ShardLocation],
-        kind: int,
-        given: Tensor | None,
-        number: float,
-        answers: Tensor | None,
-    ) -> None:
+    def _wave(self, shards: list[ShardLocation], request: Request, answers: Tensor | None) -> None:
         asked = [
-            shard
-            for shard in shards
-            if self._try(shard, lambda shard: self._ask(shard, kind, given, number))
+            shard for shard in shards if self._try(shard, lambda shard: self._ask(shard, request))
         ]
         # All answers are taken before a shard moves: at its new home it must not be given another
         # shard's.
@@ -263,11 +285,9 @@ class ShardedTensor(CoordinatedTensor):
         for shard in shards:
             is_done = shard in answered
             while not is_done:
-                is_done = self._try(
-                    shard, lambda shard: self._again(shard, kind, given, number, answers)
-                )
+                is_done = self._try(shard, lambda shard: self._again(shard, request, answers))
             if self._keeps:
-                self._remember(shard, kind, given, number, answers)
+                self._remember(shard, request, answers)
 
     def _try(self, shard: ShardLocation, do: Callable[[ShardLocation], None]) -> bool:
         """False if the shard's home is gone, and another may take its place."""
@@ -284,17 +304,17 @@ class ShardedTensor(CoordinatedTensor):
             return False
         return True
 
-    def _ask(self, shard: ShardLocation, kind: int, given: Tensor | None, number: float) -> None:
-        payload = b"" if given is None else raw(given[shard.start : shard.end])
+    def _ask(self, shard: ShardLocation, request: Request) -> None:
+        payload = request.payload(shard)
         connection = self._peers.at(shard.home)
         header = Header(
-            kind,
+            request.kind,
             connection.run,
             shard.name,
             self.dtype,
             (shard.elements,),
             length=len(payload),
-            number=number,
+            number=request.number,
         )
         connection.send(header, payload)
 
@@ -319,14 +339,7 @@ class ShardedTensor(CoordinatedTensor):
                 )
             connection.fill(raw(answers[shard.start : shard.end]))
 
-    def _again(
-        self,
-        shard: ShardLocation,
-        kind: int,
-        given: Tensor | None,
-        number: float,
-        answers: Tensor | None,
-    ) -> None:
+    def _again(self, shard: ShardLocation, request: Request, answers: Tensor | None) -> None:
         """Make the shard anew at its new home, unless another worker has, and ask there."""
         seen = torch.zeros(0) if shard.seen is None else shard.seen
         connection = self._peers.at(shard.home)
@@ -342,26 +355,26 @@ class ShardedTensor(CoordinatedTensor):
             raw(seen),
         )
         self._take(shard, None)
-        self._ask(shard, kind, given, number)
+        self._ask(shard, request)
         self._take(shard, answers)
 
-    def _remember(
-        self,
-        shard: ShardLocation,
-        kind: int,
-        given: Tensor | None,
-        number: float,
-        answers: Tensor | None,
-    ) -> None:
+    def _remember(self, shard: ShardLocation, request: Request, answers: Tensor | None) -> None:
         """Keep the value as it must be now if nobody else has changed it."""
         seen, here = shard.seen, slice(shard.start, shard.end)
         if seen is None:
             return
         if answers is not None:
             seen.copy_(answers[here])
-        if given is not None and kind == WRITE:
-            seen.copy_(given[here])
-        elif given is not None and kind == ADD:
-            seen.add_(given[here], alpha=number)
-        elif given is not None and kind == BLEND:
-            seen.lerp_(given[here], number)
+        if request.given is None:
+            return
+        given = request.given[here]
+        if request.kind == WRITE:
+            seen.copy_(given)
+        elif request.kind in (ADD, ADD_ENCODED):
+            seen.add_(given, alpha=request.number)
+        elif request.kind == BLEND:
+            seen.lerp_(given, request.number)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().view(-1)

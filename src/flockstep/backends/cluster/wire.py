@@ -24,19 +24,32 @@ from torch import Tensor
 
 from flockstep.errors import FlockstepError
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"FS"
 MAX_DIMENSIONS = 8
 MAX_MESSAGE_BYTES = 1 << 24
+MAX_ENCODED_FACTOR = 8  # a codec's message is at most so many times as long as its tensor, and
+MAX_ENCODED_REST = 1 << 16  # so many bytes more
 FIRST_BYTES = 1 << 24  # that are taken for a tensor before any of it has arrived
 IDLE_SECONDS = 0.2  # a wait is cut into such slices where it may be given up
 NAME_BYTES = 64
 RUN_BYTES = 16
 TOKEN_BYTES = 32
 
-HELLO, WELCOME, REFUSED, MESSAGE, TENSOR, CREATE, READ, WRITE, ADD, BLEND, DONE = KINDS = tuple(
-    range(1, 12)
-)
+(
+    HELLO,
+    WELCOME,
+    REFUSED,
+    MESSAGE,
+    TENSOR,
+    CREATE,
+    READ,
+    WRITE,
+    ADD,
+    BLEND,
+    DONE,
+    ADD_ENCODED,
+) = KINDS = tuple(range(1, 13))
 WITH_TENSOR = (TENSOR, CREATE, READ, WRITE, ADD, BLEND)
 DTYPES = (
     torch.float32,
@@ -118,9 +131,10 @@ class Header:
                 length == expected, f"the length, for {header.shape} of {header.dtype},", length
             )
         else:
-            _require(
-                length <= MAX_MESSAGE_BYTES, f"the length, at most {MAX_MESSAGE_BYTES},", length
-            )
+            longest = MAX_MESSAGE_BYTES
+            if kind == ADD_ENCODED:
+                longest = MAX_ENCODED_FACTOR * header.nbytes + MAX_ENCODED_REST
+            _require(length <= longest, f"the length, at most {longest},", length)
         return header
 
     @property

@@ -145,7 +145,7 @@ class LocalComm(Comm):
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         call = "all_reduce"
-        direct = self._enter(call, REDUCTIONS.index(op), tensor)
+        direct = self._enter(call, self._reduction(op), tensor)
         seq, table = self._seq, self._table
         reducers = (
             1 if tensor.nbytes * self.size < ONE_REDUCER_BYTES else min(self.size, self._cores)
@@ -182,8 +182,12 @@ class LocalComm(Comm):
     def _all_gather(self, tensor: Tensor) -> Gathered:
         return self._gather("all_gather", tensor)
 
+    def _reduction(self, op: str) -> int:
+        """What members say of an all-reduce, in one word."""
+        return REDUCTIONS.index(op) + len(REDUCTIONS) * zlib.crc32(self._inside.encode())
+
     def _gather(self, call: str, tensor: Tensor) -> Gathered:
-        self._enter(call, 0, tensor, stage=True)
+        self._enter(call, zlib.crc32(self._inside.encode()), tensor, stage=True)
         came = self._await_all(call)
         parts = []
         for rank in came:
@@ -269,7 +273,11 @@ class LocalComm(Comm):
         detail = {"all_reduce": f"({REDUCTIONS[arg % 4]})", "broadcast": f" from {arg}"}.get(
             name, ""
         )
-        return f"{name}{detail} of {elements} × {DTYPES[dtype]}"
+        described = f"{name}{detail} of {elements} × {DTYPES[dtype]}"
+        inside = {"all_reduce": arg // len(REDUCTIONS), "all_gather": arg}.get(name, 0)
+        if inside == zlib.crc32(self._inside.encode()):
+            return described + self._inside
+        return f"{described} for {'another codec or tensor' if inside else 'no codec'}"
 
     @property
     def _table(self) -> NDArray[np.int64]:
@@ -315,18 +323,41 @@ class LocalComm(Comm):
         channel[SEQ] += 1
         self._slot.wake((world,))
 
+    def _send_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> None:
+        self._send(message, peer)
+
     def _recv(self, tensor: Tensor, peer: int) -> None:
+        message = self._await_message(peer)
+        self._require_alike(message, peer, signature(tensor))
+        tensor.copy_(message.view(tensor.shape))
+        self._has_taken(peer)
+
+    def _recv_bytes(self, peer: int, device: torch.device, may_be_lost: bool) -> Tensor:
+        message = self._await_message(peer)
+        any_bytes = message.numel() if message.dtype == torch.uint8 else "any number"
+        self._require_alike(message, peer, f"{any_bytes} × {torch.uint8}")
+        message = message.to(device, copy=True)
+        self._has_taken(peer)
+        return message
+
+    def _await_message(self, peer: int) -> Tensor:
+        """The next message of `peer`, where it lies until it is taken."""
         channel, world = self._group.channels[peer, self.rank], self._group.ranks[peer]
         self._slot.wait(lambda: bool(channel[SEQ] > channel[TAKEN]), f"recv from rank {world}")
         dtype, elements, offset = map(int, channel[DTYPE : OFFSET + 1])
-        if (DTYPES[dtype], elements) != (tensor.dtype, tensor.numel()):
-            raise MismatchError(
-                f"rank {world} sent {elements} × {DTYPES[dtype]}, "
-                f"rank {self._slot.rank} expected {signature(tensor)}"
-            )
-        tensor.copy_(self._slot.arena.tensor(offset, elements, tensor.dtype).view(tensor.shape))
+        return self._slot.arena.tensor(offset, elements, DTYPES[dtype])
+
+    def _has_taken(self, peer: int) -> None:
+        channel = self._group.channels[peer, self.rank]
         channel[TAKEN] = channel[SEQ]
-        self._slot.wake((world,))
+        self._slot.wake((self._group.ranks[peer],))
+
+    def _require_alike(self, message: Tensor, peer: int, expected: str) -> None:
+        if signature(message) != expected:
+            raise MismatchError(
+                f"rank {self._group.ranks[peer]} sent {signature(message)}, "
+                f"rank {self._slot.rank} expected {expected}"
+            )
 
     def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
         # A send waits for nothing but the peer's taking the message before, so both may send first.
@@ -334,3 +365,7 @@ class LocalComm(Comm):
         self._send(tensor, peer)
         self._recv(received, peer)
         return received
+
+    def _exchange_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> Tensor:
+        self._send_bytes(message, peer, may_be_lost)
+        return self._recv_bytes(peer, message.device, may_be_lost)

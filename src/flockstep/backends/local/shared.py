@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flockstep.backends.local.arena import ALIGNMENT, Arena
 from flockstep.backends.local.process_slot import ProcessSlot
-from flockstep.comm import Meter, SharedTensor
+from flockstep.codecs import Codec
+from flockstep.comm import Meter, SharedTensor, add_decoded
 
 
 def _header_words(members: int) -> int:
@@ -75,6 +76,14 @@ class LocalShared(SharedTensor):
 
     def _add(self, tensor: Tensor, scale: float) -> None:
         self._value.add_(tensor.to(self._value.device), alpha=scale)
+        self._note(self._changes_by_others(), changes=True)
+        self._wake(self._waits_for_change)
+
+    def _add_encoded(
+        self, codec: Codec, messages: Sequence[Tensor], scale: float, sent: Tensor
+    ) -> None:
+        (message,) = messages
+        add_decoded(codec, message, self._value, scale)
         self._note(self._changes_by_others(), changes=True)
         self._wake(self._waits_for_change)
 

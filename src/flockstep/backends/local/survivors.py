@@ -27,7 +27,7 @@ from flockstep.backends.local.comm import (
     LocalGroup,
 )
 from flockstep.backends.local.process_slot import ProcessSlot
-from flockstep.comm import REDUCTIONS, Clock, Meter, reduce_in_rank_order
+from flockstep.comm import Clock, Meter, reduce_in_rank_order
 
 
 class SurvivingComm(LocalComm):
@@ -58,8 +58,9 @@ class SurvivingComm(LocalComm):
         return came
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        self._enter("all_reduce", REDUCTIONS.index(op), tensor, stage=True)
+        self._enter("all_reduce", self._reduction(op), tensor, stage=True)
         parts = [self._region(rank, tensor.dtype) for rank in self._await_all("all_reduce")]
+        self._took_part = len(parts)
         # The worker's own part is the staged copy, so the sum may stand in its tensor at once.
         is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
         total = tensor.view(-1) if is_plain else torch.empty(tensor.numel(), dtype=tensor.dtype)
@@ -76,12 +77,12 @@ class SurvivingComm(LocalComm):
             raise self._slot.status_table.loss(self._group.ranks[peer])
         super()._send(tensor, peer)
 
-    def _recv(self, tensor: Tensor, peer: int) -> None:
+    def _await_message(self, peer: int) -> Tensor:
         channel = self._group.channels[peer, self.rank]
         self._wait_for(peer, lambda: bool(channel[SEQ] > channel[TAKEN]), "recv from")
         if channel[SEQ] <= channel[TAKEN]:  # what it sent before it was lost is still received
             raise self._slot.status_table.loss(self._group.ranks[peer])
-        super()._recv(tensor, peer)
+        return super()._await_message(peer)
 
     def _wait_for(self, peer: int, is_ready: Callable[[], bool], call: str) -> None:
         """Wait until `is_ready()`, or until `peer` is lost."""

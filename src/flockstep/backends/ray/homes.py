@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flockstep.backends.ray.worker import node_id
+from flockstep.codecs import Codec
+from flockstep.comm import add_decoded
 
 # Elements that are worked on at once: few enough to stay in the cache from one operation to the
 # next.
@@ -122,6 +124,9 @@ class HomeActor:
     def add(self, key: str, data: Bytes, scale: float) -> None:
         add(self._shards[key], _readable(data, self._shards[key].dtype), scale)
 
+    def add_encoded(self, key: str, codec: Codec, data: Bytes, scale: float) -> None:
+        add_decoded(codec, _readable(data, torch.uint8), self._shards[key], scale)
+
     def blend(self, key: str, data: Bytes, weight: float) -> Bytes:
         value = self._shards[key]
         before = torch.empty_like(value)
@@ -138,6 +143,8 @@ def as_bytes(tensor: Tensor) -> Bytes:
 
 def _readable(data: Bytes, dtype: torch.dtype) -> Tensor:
     """A tensor of what the object store shows, only to be read: torch warns of that."""
+    if not len(data):
+        return torch.empty(0, dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.frombuffer(data, dtype=dtype)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from flockstep.backends.cluster import ClusterComm, CoordinatedTensor, MakeShared
 from flockstep.backends.ray import homes as memory
+from flockstep.codecs import Codec
+from flockstep.comm import add_decoded
 from flockstep.errors import WorkerLost
 
 Finish = Callable[[], None] | None
@@ -37,6 +39,9 @@ class ShardAccess(ABC):
     def add(self, tensor: Tensor, scale: float) -> Finish: ...
 
     @abstractmethod
+    def add_encoded(self, codec: Codec, message: Tensor, scale: float) -> Finish: ...
+
+    @abstractmethod
     def blend(self, tensor: Tensor, weight: float, before: Tensor) -> Finish: ...
 
 
@@ -54,6 +59,9 @@ class MappedShard(ShardAccess):
 
     def add(self, tensor: Tensor, scale: float) -> None:
         memory.add(self.value, tensor, scale)
+
+    def add_encoded(self, codec: Codec, message: Tensor, scale: float) -> None:
+        add_decoded(codec, message, self.value, scale)
 
     def blend(self, tensor: Tensor, weight: float, before: Tensor) -> None:
         memory.blend(self.value, tensor, weight, before)
@@ -74,6 +82,10 @@ class RemoteShard(ShardAccess):
 
     def add(self, tensor: Tensor, scale: float) -> Finish:
         return self._answer(self._actor.add.remote(self._key, memory.as_bytes(tensor), scale))
+
+    def add_encoded(self, codec: Codec, message: Tensor, scale: float) -> Finish:
+        data = memory.as_bytes(message.cpu())
+        return self._answer(self._actor.add_encoded.remote(self._key, codec, data, scale))
 
     def blend(self, tensor: Tensor, weight: float, before: Tensor) -> Finish:
         return self._answer(
@@ -112,7 +124,7 @@ class RayShared(CoordinatedTensor):
             for home, span in zip(homes, pairwise(bounds), strict=True)
             if span[1] > span[0]
         ]
-        self._spans = [slice(*span) for _, span in spans]
+        self._places = [slice(*span) for _, span in spans]
         key = f"{run} {comm.name} {name}"
         try:
             held = ray.get(
@@ -146,6 +158,16 @@ class RayShared(CoordinatedTensor):
         flat = _flat(tensor)
         self._all(lambda shard, span: shard.add(flat[span], scale))
 
+    def _add_encoded(
+        self, codec: Codec, messages: Sequence[Tensor], scale: float, sent: Tensor
+    ) -> None:
+        following = iter(messages)
+        self._all(lambda shard, _: shard.add_encoded(codec, next(following), scale))
+
+    @property
+    def _spans(self) -> Sequence[slice]:
+        return self._places
+
     def _blend(self, tensor: Tensor, weight: float) -> Tensor:
         flat, before = _flat(tensor), self._memory_for_answer(tensor)
         self._all(lambda shard, span: shard.blend(flat[span], weight, before[span]))
@@ -175,7 +197,7 @@ class RayShared(CoordinatedTensor):
         """Ask for all shards, then wait for those that are not done."""
         try:
             for finish in [
-                do(shard, span) for shard, span in zip(self._shards, self._spans, strict=True)
+                do(shard, span) for shard, span in zip(self._shards, self._places, strict=True)
             ]:
                 if finish is not None:
                     finish()

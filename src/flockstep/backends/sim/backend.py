@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -15,10 +16,14 @@ import torch
 from flockstep.backends.base import Backend, Launch, Program, one_interrupt, usable_cores
 from flockstep.backends.sim.comm import SimComm
 from flockstep.backends.sim.compute import Compute
+from flockstep.backends.sim.fate import Fate
+from flockstep.backends.sim.faults import Faults
 from flockstep.backends.sim.group import SimGroup
-from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot
+from flockstep.backends.sim.losses import leave_groups
+from flockstep.backends.sim.scheduler import Cancelled, Scheduler, Slot, loss_of
 from flockstep.backends.sim.threads import require_room, start_all
 from flockstep.backends.sim.torch_states import LeftAlone, TorchStates
+from flockstep.backends.sim.transfers import Transfers
 from flockstep.errors import worker_error
 from flockstep.fields import require, require_integer
 from flockstep.network import PRESETS, Network
@@ -34,7 +39,7 @@ class Simulator(Backend):
     """Workers in virtual time. `lanes` of them compute side by side (None: one for each core).
 
     `network` may be the name of a preset, or a text such as "latency=20ms,bandwidth=100Mbit/s";
-    `compute` the seconds of a step.
+    `compute` the seconds of a step. `faults` says which workers die or pause, and when; None: none.
     """
 
     is_virtual: ClassVar[bool] = True
@@ -42,6 +47,7 @@ class Simulator(Backend):
     network: Network = PRESETS["lan-1g"]
     compute: Compute = field(default_factory=Compute)
     lanes: int | None = None
+    faults: Faults | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.network, str):
@@ -49,6 +55,7 @@ class Simulator(Backend):
         rule = "be one such as fs.Network.preset('wan-100m')"
         require(isinstance(self.network, Network), "network", rule, self.network)
         object.__setattr__(self, "compute", Compute.read(self.compute))
+        object.__setattr__(self, "faults", Faults.read(self.faults))
         if self.lanes is not None:
             require_integer("lanes", self.lanes, 1)
 
@@ -56,6 +63,8 @@ class Simulator(Backend):
         size = super().size(workers)
         self.network.require_workers(size)
         self.compute.require_workers(size)
+        if self.faults is not None:
+            self.faults.require_workers(size)
         return size
 
     @one_interrupt()
@@ -73,14 +82,20 @@ class Simulator(Backend):
             torch.set_rng_state(random_before)
 
 
-def run_aside(program: Program, workers: int, seed: int = 0) -> list[Any]:
-    """Run `program` on simulated workers one after the other, beside whatever else goes on.
+def run_aside(
+    program: Program, workers: int, seed: int = 0, lost: Collection[int] = ()
+) -> list[Any]:
+    """Run `program` on simulated workers one after the other, beside whatever else goes on. Those
+    that are `lost` die as soon as they compute; the others go on without them.
 
     Also from within a simulated worker: torch's random stream is left alone, so the program must
     not draw from it.
     """
-    backend = Simulator(PRESETS["ideal"], lanes=1)
-    return _Simulation(backend, Launch(program, workers, seed), LeftAlone()).run()
+    faults = Faults(deaths=dict.fromkeys(lost, "1 step")) if lost else None
+    backend = Simulator(PRESETS["ideal"], lanes=1, faults=faults)
+    return _Simulation(
+        backend, Launch(program, workers, seed, on_failure="continue"), LeftAlone()
+    ).run()
 
 
 class _Simulation:
@@ -101,6 +116,9 @@ class _Simulation:
         ranks = tuple(range(workers))
         world = SimGroup(ranks, backend.network.between(ranks))
         groups = {world.name: world}
+        transfers = Transfers(self._scheduler, backend.network, workers, seed)
+        if backend.faults is not None:
+            self._expect(backend.faults, launch, groups, transfers)
         self._comms = [
             SimComm(
                 self._scheduler,
@@ -108,13 +126,25 @@ class _Simulation:
                 world,
                 rank,
                 seed,
-                backend.network,
+                transfers,
                 backend.compute.stopwatch(seed, rank),
                 self._scheduler.slots[rank].meter,
                 self._told.put,
             )
             for rank in ranks
         ]
+
+    def _expect(
+        self, faults: Faults, launch: Launch, groups: dict[str, SimGroup], transfers: Transfers
+    ) -> None:
+        """Faults will come, and groups go on without who is lost."""
+        scheduler = self._scheduler
+        scheduler.may_lose = faults.kill
+        scheduler.goes_on = launch.on_failure == "continue"
+        scheduler.after_death.append(lambda lost: leave_groups(lost, scheduler, groups, transfers))
+        for slot in scheduler.slots:
+            slot.fate = Fate(faults, launch.seed, slot.rank)
+            slot.death = slot.fate.death
 
     def run(self) -> list[Any]:
         scheduler = self._scheduler
@@ -137,7 +167,17 @@ class _Simulation:
         self._look()
         if scheduler.error is not None:
             raise worker_error(self._failed_rank, scheduler.error)
-        return self._results
+        return self._outcomes()
+
+    def _outcomes(self) -> list[Any]:
+        """What each worker returned, or its loss. If nobody is left, the last loss is raised."""
+        slots = self._scheduler.slots
+        if len(self._scheduler.lost) == len(slots):
+            raise loss_of(max(slots, key=lambda slot: (slot.death or 0, slot.rank)))
+        return [
+            result if slot.loss is None else slot.loss
+            for slot, result in zip(slots, self._results, strict=True)
+        ]
 
     def _look(self) -> None:
         """Tell those who watch and hear how far the workers are, and what they said."""
@@ -167,7 +207,8 @@ class _Simulation:
         except BaseException as raised:  # noqa: BLE001
             # Whatever ended the program ends the run, which raises it.
             error = raised
-            if scheduler.error is None and not isinstance(raised, Cancelled):
+            is_own = slot.loss is None and not isinstance(raised, Cancelled)
+            if scheduler.error is None and is_own:
                 self._failed_rank = slot.rank
         scheduler.end(slot, error)
 

@@ -10,14 +10,27 @@ import torch
 from torch import Tensor
 
 from flockstep.backends.sim.compute import Stopwatch
-from flockstep.backends.sim.group import Arrival, Channel, Message, SimGroup
+from flockstep.backends.sim.fair import Stream
+from flockstep.backends.sim.group import (
+    Arrival,
+    Channel,
+    Message,
+    Offer,
+    Receiver,
+    Sent,
+    SimGroup,
+    settle_if_all_came,
+)
 from flockstep.backends.sim.saving import load_world, saved_world
 from flockstep.backends.sim.scheduler import (
     TICKS_PER_SECOND,
     Scheduler,
+    Slot,
+    loss_of,
     to_ticks,
 )
 from flockstep.backends.sim.shared import Home, SimShared
+from flockstep.backends.sim.transfers import Plan, Transfers
 from flockstep.comm import (
     Background,
     Comm,
@@ -28,8 +41,8 @@ from flockstep.comm import (
     shared_form,
     signature,
 )
-from flockstep.errors import MismatchError
-from flockstep.network import Network, costs
+from flockstep.errors import CheckpointError, MessageLost, MismatchError
+from flockstep.network import costs
 
 
 class SimComm(Comm):
@@ -42,7 +55,7 @@ class SimComm(Comm):
         group: SimGroup,
         rank: int,
         seed: int,
-        network: Network,
+        transfers: Transfers,
         stopwatch: Stopwatch,
         meter: Meter,
         tell: Callable[[str], None],
@@ -55,12 +68,45 @@ class SimComm(Comm):
         self._groups = groups  # all of the run, by name
         self._group = group
         self._slot = scheduler.slots[group.ranks[rank]]
-        self._network = network
+        self._transfers = transfers
         self._stopwatch = stopwatch
         self._put = tell
 
     def _tell(self, text: str) -> None:
         self._put(text)
+
+    # --- who is there -----------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        if not self._scheduler.may_lose:
+            return super().members
+        moment = self._known_until()
+        ranks = range(self.size)
+        return tuple(rank for rank in ranks if not self._is_lost(rank, moment))
+
+    def watch_losses(self, act: Callable[[int], None]) -> None:
+        self._scheduler.tell_losses(act)
+
+    def _known_until(self) -> int:
+        """Whose death this worker knows of: all until this moment. Others may be behind this
+        worker's clock, and die there before it; so it waits until they cannot any more.
+        """
+        if self._slot.state != "running":  # it sleeps, and others look for it at what has changed
+            return self._scheduler.moment
+        self._scheduler.ordered(self._slot, "seeing who is there", lambda: self._slot.clock)
+        return self._slot.clock
+
+    def _is_lost(self, rank: int, moment: int) -> bool:
+        slot = self._slot_of(rank)
+        return slot.loss is not None and slot.dies_by(moment)
+
+    def _slot_of(self, rank: int) -> Slot:
+        return self._scheduler.slots[self._group.ranks[rank]]
+
+    def _require_there(self, peer: int) -> None:
+        if self._scheduler.may_lose and self._is_lost(peer, self._known_until()):
+            raise loss_of(self._slot_of(peer))
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -107,7 +153,7 @@ class SimComm(Comm):
 
     def _wait_for_background(self, until: int) -> None:
         with self.meter.call("wait for the background"):
-            self._slot.clock = max(self._slot.clock, until)
+            self._scheduler.move_to(self._slot, until)
 
     # --- what of this worker a checkpoint keeps ---------------------------------------------------
 
@@ -122,17 +168,21 @@ class SimComm(Comm):
 
     def saved_world(self) -> dict[str, Any] | None:
         with self.standing_still():
-            return saved_world(self._scheduler, self._groups)
+            return saved_world(self._scheduler, self._groups, self._transfers)
 
-    def go_back(self, own: dict[str, Any], world: dict[str, Any] | None) -> None:
+    def go_back(self, own: dict[str, Any] | None, world: dict[str, Any] | None) -> None:
         self._slot.going_back = own, world
 
-        def settle(_: list[Tensor]) -> list[Any]:
-            load_world(self._scheduler, self._groups)
+        def settle(_: dict[int, Tensor]) -> list[Any]:
+            load_world(self._scheduler, self._groups, self._transfers)
             return []
 
         with self.unmetered():
             self._collective("go back", torch.empty(0), settle, _free)
+        if own is None:
+            raise CheckpointError(
+                f"the checkpoint has nothing of rank {self._slot.rank}, which was lost"
+            )
         self.meter.load(own["meter"])
         self._stopwatch.random = own["jitter"]
 
@@ -151,17 +201,15 @@ class SimComm(Comm):
     # --- groups and shared tensors ----------------------------------------------------------------
 
     def split(self, color: int) -> SimComm:
-        def settle(colors: list[Tensor]) -> list[dict[int, SimGroup]]:
+        def settle(colors: dict[int, Tensor]) -> list[dict[int, SimGroup]]:
             parent, groups = self._group, {}
             parent.splits += 1
-            for each in sorted({int(value) for value in colors}):
+            for each in sorted({int(value) for value in colors.values()}):
                 ranks = tuple(
-                    world
-                    for world, value in zip(parent.ranks, colors, strict=True)
-                    if int(value) == each
+                    parent.ranks[rank] for rank, value in colors.items() if int(value) == each
                 )
                 name = f"{parent.name}{parent.splits}={each}/"
-                groups[each] = SimGroup(ranks, self._network.between(ranks), name)
+                groups[each] = SimGroup(ranks, self._transfers.network.between(ranks), name)
                 self._groups[name] = groups[each]
             return [groups]
 
@@ -175,18 +223,23 @@ class SimComm(Comm):
             group,
             rank,
             self.seed,
-            self._network,
+            self._transfers,
             self._stopwatch,
             self.meter,
             self._put,
         )
 
     def _shared(self, name: str, like: Tensor, home: int | None) -> SharedTensor:
-        def settle(values: list[Tensor]) -> list[Home]:
+        def settle(values: dict[int, Tensor]) -> list[Home]:
             homes = self._group.homes
             if name not in homes:
-                identity = f"{self._group.name}{name}"
-                homes[name] = Home(identity, values[0].clone(), self._group.link, self.size)
+                identity, value = f"{self._group.name}{name}", next(iter(values.values()))
+                value = value.clone(memory_format=torch.contiguous_format)
+                owner = None if home is None else self._group.ranks[home]
+                link, transfers = self._group.link, self._transfers
+                homes[name] = Home(identity, value, link, self.size, transfers, owner)
+                for rank in {*range(self.size)} - {*values}:
+                    homes[name].lose(rank)
             return [homes[name]]
 
         call = f"shared({name!r}: {shared_form(like, home)})"
@@ -199,16 +252,17 @@ class SimComm(Comm):
         self,
         call: str,
         tensor: Tensor,
-        settle: Callable[[list[Tensor]], list[Any]],
+        settle: Callable[[dict[int, Tensor]], list[Any]],
         seconds: Callable[[int], float],
+        plan: Plan | None = None,
     ) -> list[Any]:
-        """Meet all members in `call`; the last to arrive runs `settle` on all tensors, for all
-        of them.
+        """Meet all members that are not lost in `call`; when the last has arrived, `settle` is run
+        on the tensors by rank, for all of them.
         """
         heard: list[Any] = []
         if self.meter.paused:
-            seconds = _free
-        mine = Arrival(self._slot, call, tensor, settle, seconds, heard)
+            seconds, plan = _free, None
+        mine = Arrival(self._slot, call, tensor, settle, seconds, plan, heard)
         self._scheduler.meet(self._slot, call, lambda: self._arrive(mine), heard)
         return heard
 
@@ -221,68 +275,81 @@ class SimComm(Comm):
                     f"rank {mine.slot.rank} called {mine.call}"
                 )
         group.arrivals[self.rank] = mine
-        if len(group.arrivals) < self.size:
-            return
-        arrivals = [group.arrivals[rank] for rank in range(self.size)]
-        group.arrivals.clear()
-        outcome = mine.settle([each.tensor for each in arrivals])
-        largest = max(each.tensor.nbytes for each in arrivals)
-        cost = to_ticks(mine.seconds(largest))
-        end = max(each.slot.clock for each in arrivals) + cost
-        for each in arrivals:
-            each.heard.extend(outcome)
-            each.slot.meter.sent(cost)
-            # What is not counted takes no time, not even that of waiting for each other.
-            self._scheduler.wake(each.slot, each.slot.clock if self.meter.paused else end)
+        settle_if_all_came(group, self._scheduler, self._transfers)
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        def settle(parts: list[Tensor]) -> list[Tensor]:
+        def settle(tensors: dict[int, Tensor]) -> list[Tensor]:
+            parts = [*tensors.values()]
             result = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
             reduce_in_rank_order(parts, op, out=result)
-            return [result]
+            return [result, torch.tensor(len(parts))]
 
-        call = f"all_reduce({op}) of {signature(tensor)}"
+        call = f"all_reduce({op}) of {signature(tensor)}{self._inside}"
         link, size = self._group.link, self.size
-        (result,) = self._collective(
-            call, tensor, settle, lambda nbytes: costs.all_reduce_seconds(link, size, nbytes)
-        )
-        tensor.copy_(result)
-
-    def _all_gather(self, tensor: Tensor) -> Gathered:
-        call = f"all_gather of {tensor.dtype}"
-        link, size = self._group.link, self.size
-        parts = self._collective(
+        result, count = self._collective(
             call,
             tensor,
-            lambda parts: [part.clone() for part in parts],
-            lambda nbytes: costs.all_gather_seconds(link, size, nbytes),
+            settle,
+            lambda nbytes: costs.all_reduce_seconds(link, size, nbytes),
+            self._transfers.all_reduce(link),
         )
-        return Gathered((part.clone() for part in parts), range(size))
+        tensor.copy_(result)
+        self._took_part = int(count)
+        self._sum_up(tensor.nbytes)
+
+    def _sum_up(self, nbytes: int) -> None:
+        """Adding up what others have sent takes its time, too, where the network says how much."""
+        per_byte = self._transfers.network.seconds_per_summed_byte
+        if per_byte and not self.meter.paused:
+            ticks = to_ticks(costs.sum_seconds(per_byte, self.size, nbytes))
+            self.meter.sent(ticks)
+            self._scheduler.elapse(self._slot, ticks, is_step=False)
+
+    def _all_gather(self, tensor: Tensor) -> Gathered:
+        call = f"all_gather of {tensor.dtype}{self._inside}"
+        link, size = self._group.link, self.size
+        ranks, *parts = self._collective(
+            call,
+            tensor,
+            lambda parts: [torch.tensor([*parts]), *(part.clone() for part in parts.values())],
+            lambda nbytes: costs.all_gather_seconds(link, size, nbytes),
+            self._transfers.all_gather(link),
+        )
+        return Gathered((part.clone() for part in parts), ranks.tolist())
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = f"broadcast from {root} of {signature(tensor)}"
         link, size = self._group.link, self.size
-        (result,) = self._collective(
+        brought = self._collective(
             call,
             tensor,
-            lambda parts: [parts[root].clone()],
+            lambda parts: [parts[root].clone()] if root in parts else [],
             lambda nbytes: costs.broadcast_seconds(link, size, nbytes),
+            self._transfers.broadcast(link, self._group.ranks[root]),
         )
+        if not brought:
+            raise loss_of(self._slot_of(root))
         if self.rank != root:
-            tensor.copy_(result)
+            tensor.copy_(brought[0])
 
     def _barrier(self) -> None:
         link, size = self._group.link, self.size
         self._collective(
-            "barrier", torch.empty(0), lambda _: [], lambda _: costs.barrier_seconds(link, size)
+            "barrier",
+            torch.empty(0),
+            lambda _: [],
+            lambda _: costs.barrier_seconds(link, size),
+            self._transfers.barrier(link),
         )
 
     # --- two workers ------------------------------------------------------------------------------
 
-    def _send(self, tensor: Tensor, peer: int) -> None:
+    def _send(self, tensor: Tensor, peer: int, may_be_lost: bool = False) -> None:
         channel = self._group.channel(self.rank, peer)
         call = f"send to rank {self._group.ranks[peer]}"
-        message = Message(self._slot, tensor, self._message_ticks(tensor, peer))
+        self._require_there(peer)
+        stream, is_lost = self._message(tensor, peer, may_be_lost)
+        message = Message(self._slot, tensor, stream, may_be_lost, is_lost)
 
         def post() -> None:
             self._post(channel, message)
@@ -291,21 +358,46 @@ class SimComm(Comm):
         def wait() -> None:
             channel.next = message
             self._deliver(channel)
+            self._give_up_if_lost(channel, peer)
 
-        if channel.on_its_way is None:  # and it stays so: nobody else sends here
+        is_at_once = self.meter.paused or self._slot.is_in_background
+        if channel.on_its_way is None and (is_at_once or not self._transfers.are_shared):
+            # And it stays so: nobody else sends here.
             self._scheduler.go_on(self._slot, call, post)
         else:
             self._scheduler.meet(self._slot, call, wait)
 
-    def _recv(self, tensor: Tensor, peer: int) -> None:
+    def _try_send(self, tensor: Tensor, peer: int) -> None:
+        self._send(tensor, peer, may_be_lost=True)
+
+    def _send_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> None:
+        self._send(message, peer, may_be_lost)
+
+    def _recv(self, tensor: Tensor, peer: int, may_be_lost: bool = False) -> None:
+        self._take(peer, [torch.tensor(False), tensor], may_be_lost)
+
+    def _try_recv(self, tensor: Tensor, peer: int) -> None:
+        self._recv(tensor, peer, may_be_lost=True)
+
+    def _recv_bytes(self, peer: int, device: torch.device, may_be_lost: bool) -> Tensor:
+        heard: list[Tensor] = []
+        self._take(peer, heard, may_be_lost)
+        return heard[1]
+
+    def _take(self, peer: int, heard: list[Tensor], may_be_lost: bool) -> None:
+        """Have the next message of `peer`, and whether it was lost, in the two tensors of the list,
+        or as its first two.
+        """
         channel = self._group.channel(peer, self.rank)
 
         def wait() -> None:
-            channel.waiting = self._slot, tensor
+            channel.waiting = Receiver(self._slot, heard, may_be_lost)
             self._deliver(channel)
+            self._give_up_if_lost(channel, peer)
 
         call = f"recv from rank {self._group.ranks[peer]}"
-        self._scheduler.meet(self._slot, call, wait, [tensor])
+        self._scheduler.meet(self._slot, call, wait, heard)
+        self._require_heard(peer, heard)
 
     def _deliver(self, channel: Channel) -> None:
         """Hand a message over, if it is there and somebody waits for it; let the next go on its
@@ -314,71 +406,182 @@ class SimComm(Comm):
         self._hand_over(channel)
         if channel.on_its_way is None and channel.next is not None:
             message, channel.next = channel.next, None
-            self._post(channel, message)
-            self._scheduler.wake(message.slot, message.slot.clock)
+            slot = message.slot
+            if not self._transfers.are_shared or slot.meter.paused or slot.is_in_background:
+                self._post(channel, message)
+                self._scheduler.wake(slot, slot.clock)
+                self._hand_over(channel)
+            else:
+                self._carry(channel, message)
+
+    def _carry(self, channel: Channel, message: Message) -> None:
+        """Have the message travel over links that others use as well."""
+        slot = message.slot
+        began = max(slot.clock, channel.taken_at)
+
+        def done(end: int) -> None:
+            if self._scheduler.is_gone(slot, end):
+                return
+            slot.meter.sent(end - began)
+            channel.on_its_way = _sent(message, end)
+            self._scheduler.wake(slot, end)
             self._hand_over(channel)
+
+        self._transfers.carry([slot], began, [[message.stream]], done)
+
+    def _give_up_if_lost(self, channel: Channel, peer: int) -> None:
+        """Who is lost takes no message any more, and sends none."""
+        other = self._slot_of(peer)
+        if other.loss is not None:
+            channel.give_up(self._scheduler, self._slot, other)
 
     def _post(self, channel: Channel, message: Message) -> None:
         """The way is free since the message before was taken, whether or not its sender had to
-        sleep until then.
+        sleep until then. A worker sends until what it sends has arrived: if it dies before, nothing
+        arrives.
         """
         slot = message.slot
-        slot.meter.sent(message.ticks)
         if not slot.meter.paused:  # what is not counted takes no time, not even that of waiting
-            slot.clock = max(slot.clock, channel.taken_at) + message.ticks
-        channel.on_its_way = message.tensor.clone(), slot.clock
+            ticks = message.stream.work + message.stream.delay
+            slot.meter.sent(ticks)
+            slot.clock = max(slot.clock, channel.taken_at) + ticks
+        if not slot.dies_by(slot.clock):
+            channel.on_its_way = _sent(message, slot.clock)
 
     def _hand_over(self, channel: Channel) -> None:
-        if channel.on_its_way is None or channel.waiting is None:
+        sent, receiver = channel.on_its_way, channel.waiting
+        if sent is None or receiver is None:
             return
-        (tensor, arrival), (slot, out) = channel.on_its_way, channel.waiting
         channel.on_its_way = channel.waiting = None
-        self._require_alike(channel.sender, tensor, channel.receiver, out)
-        out.copy_(tensor.reshape(out.shape))
+        slot = receiver.slot
+        self._require_same_risk(
+            channel.sender, sent.may_be_lost, channel.receiver, receiver.may_be_lost
+        )
+        self._give(channel.sender, sent.tensor, channel.receiver, receiver.heard, sent.is_lost)
         if slot.meter.paused:
             self._scheduler.wake(slot, slot.clock)
         else:
-            channel.taken_at = max(slot.clock, arrival)
+            channel.taken_at = max(slot.clock, sent.arrival)
             self._scheduler.wake(slot, channel.taken_at)
 
-    def _exchange(self, tensor: Tensor, peer: int) -> Tensor:
-        group, slot = self._group, self._slot
+    def _exchange(self, tensor: Tensor, peer: int, may_be_lost: bool = False) -> Tensor:
         received = torch.empty_like(tensor)
-
-        def meet() -> None:
-            if (peer, self.rank) not in group.exchanges:
-                group.exchanges[self.rank, peer] = (slot, tensor, received)
-                return
-            other, theirs, out = group.exchanges.pop((peer, self.rank))
-            self._require_alike(peer, theirs, self.rank, tensor)
-            out.copy_(tensor.reshape(out.shape))
-            received.copy_(theirs.reshape(received.shape))
-            cost = self._message_ticks(tensor, peer)
-            end = max(slot.clock, other.clock) + cost
-            for each in (slot, other):
-                each.meter.sent(cost)
-                # What is not counted takes no time, not even that of waiting for each other.
-                self._scheduler.wake(each, each.clock if each.meter.paused else end)
-
-        self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet, [received])
+        self._offer(tensor, peer, [torch.tensor(False), received], may_be_lost)
         return received
 
-    def _message_ticks(self, tensor: Tensor, peer: int) -> int:
+    def _try_exchange(self, tensor: Tensor, peer: int) -> Tensor:
+        return self._exchange(tensor, peer, may_be_lost=True)
+
+    def _exchange_bytes(self, message: Tensor, peer: int, may_be_lost: bool) -> Tensor:
+        heard: list[Tensor] = []
+        self._offer(message, peer, heard, may_be_lost)
+        return heard[1]
+
+    def _offer(self, tensor: Tensor, peer: int, heard: list[Tensor], may_be_lost: bool) -> None:
+        group, slot = self._group, self._slot
+        mine = Offer(slot, tensor, heard, may_be_lost)
+
+        def meet() -> None:
+            partner = self._slot_of(peer)
+            if partner.loss is not None:
+                self._scheduler.wake(slot, max(slot.clock, partner.clock), partner)
+            elif (peer, self.rank) not in group.exchanges:
+                group.exchanges[self.rank, peer] = mine
+            else:
+                theirs = group.exchanges.pop((peer, self.rank))
+                if not self._is_too_late(slot, theirs.slot):
+                    self._swap(peer, theirs, mine)
+
+        self._scheduler.meet(slot, f"exchange with rank {group.ranks[peer]}", meet, heard)
+        self._require_heard(peer, heard)
+
+    def _is_too_late(self, slot: Slot, other: Slot) -> bool:
+        """Whether one of two dies before both are there. The other one hears of it."""
+        start = max(slot.clock, other.clock)
+        dying = [each for each in (slot, other) if not each.takes_part(start)]
+        for each in dying:
+            each.is_dying = True
+        if len(dying) == 1:
+            alive = other if dying[0] is slot else slot
+            self._scheduler.wake(alive, max(alive.clock, dying[0].death or 0), dying[0])
+        return bool(dying)
+
+    def _swap(self, peer: int, theirs: Offer, mine: Offer) -> None:
+        """Both sides of an exchange are there."""
+        self._require_same_risk(peer, theirs.may_be_lost, self.rank, mine.may_be_lost)
+        streams = []
+        for giver, taker, ranks in (
+            (mine, theirs, (self.rank, peer)),
+            (theirs, mine, (peer, self.rank)),
+        ):
+            way = self._transfers.between(giver.slot.rank, taker.slot.rank)
+            stream, is_lost = self._transfers.message(
+                giver.slot, way, giver.tensor.nbytes, may_be_lost=giver.may_be_lost
+            )
+            streams.append(stream)
+            self._give(ranks[0], giver.tensor, ranks[1], taker.heard, is_lost)
+
+        slots = [mine.slot, theirs.slot]
+        if mine.slot.meter.paused:  # what is not counted takes no time, not even that of waiting
+            for slot in slots:
+                self._scheduler.wake(slot, slot.clock)
+            return
+        began = max(slot.clock for slot in slots)
+
+        def done(end: int) -> None:
+            for slot in slots:
+                slot.meter.sent(end - began)
+                self._scheduler.wake(slot, end)
+
+        self._transfers.carry(slots, began, [streams], done)
+
+    def _message(self, tensor: Tensor, peer: int, may_be_lost: bool) -> tuple[Stream, bool]:
         if self.meter.paused:
-            return 0
-        link = self._network.between((self._slot.rank, self._group.ranks[peer]))
-        return to_ticks(costs.message_seconds(link, tensor.nbytes))
+            return Stream(0, 0), False
+        way = self._transfers.between(self._slot.rank, self._group.ranks[peer])
+        return self._transfers.message(self._slot, way, tensor.nbytes, may_be_lost=may_be_lost)
+
+    def _require_heard(self, peer: int, heard: list[Tensor]) -> None:
+        if heard[0]:
+            sender, receiver = self._group.ranks[peer], self._slot.rank
+            raise MessageLost(f"rank {receiver}: a message of rank {sender} was lost")
+
+    def _require_same_risk(self, sender: int, theirs: bool, receiver: int, mine: bool) -> None:
+        if theirs != mine:
+            ranks = self._group.ranks
+            says, other = (sender, receiver) if theirs else (receiver, sender)
+            raise MismatchError(
+                f"rank {ranks[says]} said that the message between them may be lost, "
+                f"rank {ranks[other]} did not"
+            )
 
     def _in_world(self, rank: int) -> int:
         return self._group.ranks[rank]
 
-    def _require_alike(self, sender: int, sent: Tensor, receiver: int, expected: Tensor) -> None:
-        if signature(sent) != signature(expected):
+    def _give(
+        self, sender: int, sent: Tensor, receiver: int, heard: list[Tensor], is_lost: bool
+    ) -> None:
+        """Write whether a message is lost, and else the message, into the tensors of the list,
+        which must be like it; into an empty list goes any message of bytes.
+        """
+        expected = signature(heard[1]) if heard else f"any number × {torch.uint8}"
+        is_alike = signature(sent) == expected if heard else sent.dtype == torch.uint8
+        if not is_alike:
             ranks = self._group.ranks
             raise MismatchError(
                 f"rank {ranks[sender]} sent {signature(sent)}, "
-                f"rank {ranks[receiver]} expected {signature(expected)}"
+                f"rank {ranks[receiver]} expected {expected}"
             )
+        if not heard:
+            heard.extend((torch.tensor(is_lost), sent.clone()))
+            return
+        heard[0].fill_(is_lost)
+        if not is_lost:
+            heard[1].copy_(sent.reshape(heard[1].shape))
+
+
+def _sent(message: Message, arrival: int) -> Sent:
+    return Sent(message.tensor.clone(), arrival, message.may_be_lost, message.is_lost)
 
 
 def _free(_: int) -> float:

@@ -8,14 +8,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from flockstep.fields import require, require_integer, require_number
 from flockstep.randomness import Purpose, numpy_stream
 from flockstep.units import shown_seconds
 
+Value = TypeVar("Value")
 
-class FrozenDict(dict[int, float]):
+
+class FrozenDict(dict[int, Value]):
     """A dict that stays as it was made. A read-only view (`types.MappingProxyType`) would not do:
     it cannot be pickled, and specs travel to workers.
     """
@@ -26,7 +28,7 @@ class FrozenDict(dict[int, float]):
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[int, float]]]:
+    def __reduce__(self) -> tuple[type[FrozenDict[Value]], tuple[dict[int, Value]]]:
         return FrozenDict, (dict(self),)  # as a whole: items cannot be put in one by one
 
 

@@ -30,6 +30,8 @@ class Entry:
         sent: what the call has told the meter so far, in ticks.
         heard: what it brought.
         changes: of the shared tensor by others, as the caller learned; None: it learned nothing.
+        again: bytes of the call so far that were lost and sent once more.
+        lost: the rank of the worker of whose loss it told the caller, in place of anything else.
     """
 
     call: str
@@ -37,6 +39,8 @@ class Entry:
     sent: float
     heard: list[Tensor]
     changes: int | None
+    again: int = 0
+    lost: int | None = None
 
 
 class Journal:
@@ -67,14 +71,17 @@ class Journal:
     def is_in_the_past(self) -> bool:
         return bool(self._past)
 
-    def write(self, call: str, clock: int, meter: Meter, heard: list[Any]) -> None:
+    def write(
+        self, call: str, clock: int, meter: Meter, heard: list[Any], lost: int | None = None
+    ) -> None:
         """A call has its outcome."""
         changes, self.changes = self.changes, None
         if self._written is None:
             return
         if all(isinstance(each, Tensor) for each in heard):
             copies = [each.clone() for each in heard]
-            self._written.append(Entry(call, clock, meter.sent_in_call, copies, changes))
+            sent, again = meter.sent_in_call, meter.again_in_call
+            self._written.append(Entry(call, clock, sent, copies, changes, again, lost))
         else:
             self._is_whole = False
 
@@ -92,4 +99,5 @@ class Journal:
         else:
             heard.extend(entry.heard)
         meter.sent_in_call = entry.sent
+        meter.sent_again(entry.again - meter.again_in_call)
         return entry

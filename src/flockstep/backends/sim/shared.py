@@ -1,34 +1,51 @@
-"""Shared tensors in virtual time: one home, one link to it, first come first served."""
+"""Shared tensors in virtual time: one home, and a link to it that all transfers share."""
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flockstep.backends.sim.fair import Stream
 from flockstep.backends.sim.journal import Entry
-from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
-from flockstep.comm import Meter, SharedTensor
-from flockstep.errors import FlockstepError
-from flockstep.network import Link, costs
+from flockstep.backends.sim.scheduler import Scheduler, Slot
+from flockstep.backends.sim.transfers import Transfers
+from flockstep.codecs import Codec
+from flockstep.comm import Meter, SharedTensor, add_decoded
+from flockstep.errors import FlockstepError, MessageLost
+from flockstep.network import Link
 
 
 class Home:
     """Where a shared tensor lives. Touched only by ordered calls, which come in the order of (time,
     rank).
 
-    The link carries one transfer at a time, in the order of asking; a transfer that finds it busy
-    waits. A read sees the value as it is when it is asked for. A change lands when it arrives: who
-    reads while it is under way still sees the old value, as on a real network."""
+    Transfers that are under way at the same time share the link. A read sees the value as it is
+    when it is asked for. A change lands when it arrives: who reads while it is under way still sees
+    the old value, as on a real network."""
 
-    def __init__(self, identity: str, value: Tensor, link: Link, members: int) -> None:
+    def __init__(
+        self,
+        identity: str,
+        value: Tensor,
+        link: Link,
+        members: int,
+        transfers: Transfers,
+        owner: int | None = None,
+    ) -> None:
         self.identity = identity
         self.value = value
         self.changes = 0
         self.link = link
-        self.link_is_free_at = 0
+        self.transfers = transfers
+        self.owner = owner  # the world's rank of the worker at which it lives
+        self.own_link = transfers.home_link()
         self.holder: int | None = None
         self.queue: deque[tuple[int, Slot]] = deque()  # (rank, slot) of those who wait for the lock
         self.waiting_for_turn: dict[int, Slot] = {}
@@ -37,10 +54,22 @@ class Home:
         # Told when a change has landed, in the order they came.
         self.watchers: list[Callable[[int], None]] = []
 
-    def transfer(self, ticks: int, cost: int) -> int:
-        """Use the link from `ticks` on, or from when it is free; return when the transfer ends."""
-        self.link_is_free_at = max(ticks, self.link_is_free_at) + cost
-        return self.link_is_free_at
+    def carry(self, rank: int, ticks: int, stream: Stream, done: Callable[[int], None]) -> None:
+        """Have a stream travel to or from here, from now on."""
+        if not stream.work:
+            done(ticks + stream.delay)
+        elif self.own_link is not None:
+            self.own_link.carry(rank, ticks, stream, done)
+        else:
+            self.transfers.carry_to_home(rank, ticks, stream, done)
+
+    def was_under_way(self, rank: int) -> bool:
+        """Whether that worker had begun a transfer when the run was saved, and has not gone on with
+        it yet.
+        """
+        if self.own_link is not None:
+            return self.own_link.was_under_way(rank)
+        return self.transfers.was_under_way(rank)
 
     def pass_turn(self) -> None:
         """The next member that still takes turns is to have the lock."""
@@ -49,11 +78,37 @@ class Home:
             while not self.takes_turns[self.turn]:
                 self.turn = (self.turn + 1) % len(self.takes_turns)
 
+    def lose(self, rank: int) -> None:
+        """A member is lost: it holds no lock any more, and has no turn."""
+        self.takes_turns[rank] = False
+        self.waiting_for_turn.pop(rank, None)
+        self.queue = deque(each for each in self.queue if each[0] != rank)
+        if self.holder == rank:
+            self.holder = None
+        if self.turn == rank:
+            self.pass_turn()
+
+    def grant(self, scheduler: Scheduler, ticks: int) -> None:
+        """Give a free lock to the next in line, from `ticks` on."""
+        if self.holder is None and (following := self.next_in_line()):
+            self.holder, slot = following
+            scheduler.wake(slot, max(slot.clock, ticks))
+
     def next_in_line(self) -> tuple[int, Slot] | None:
         """Who gets the lock when it is free: whose turn it is, or who has waited longest."""
         if self.turn in self.waiting_for_turn:
             return self.turn, self.waiting_for_turn.pop(self.turn)
         return self.queue.popleft() if self.queue else None
+
+
+@dataclass(slots=True)
+class _Part:
+    """Of a call: what it does at the home, or what travels. Each has an entry in the journal."""
+
+    call: str
+    heard: list[Any]
+    act: Callable[[], None] | None = None
+    stream: Stream | None = None
 
 
 class SimShared(SharedTensor):
@@ -71,6 +126,7 @@ class SimShared(SharedTensor):
         self._slot = slot
         self._rank = rank
         self._changes = 0  # by this worker, of those that the home counts
+        self._streams: dict[int, Stream] = {}  # by what each is: a request, an answer
 
     @property
     def identity(self) -> str:
@@ -86,27 +142,46 @@ class SimShared(SharedTensor):
         self._known, self._changes = known
 
     def _read(self, out: Tensor) -> None:
-        def apply() -> int:
-            out.copy_(self._home.value)
-            self._note(reads=True, changes=False)
-            return self._transferred(self._slot.clock, costs.message_seconds)
-
-        past = self._scheduler.ordered(self._slot, self._call("read"), apply, [out])
-        self._learn_again(past, reads=True, changes=False)
+        call = self._call("read")
+        parts = [self._reading(call, out), *self._answer(call)]
+        self._learn_again(self._perform(parts), reads=True, changes=False)
 
     def _write(self, tensor: Tensor) -> None:
         def write() -> None:
             self._home.value.copy_(tensor)
 
-        self._change("write", write, costs.message_seconds, arrives=1.0)
+        self._change("write", write)
 
     def _add(self, tensor: Tensor, scale: float) -> None:
+        self._change("add", partial(self._add_now, tensor, scale))
+
+    def _try_add(self, tensor: Tensor, scale: float) -> None:
+        self._change("add", partial(self._add_now, tensor, scale), may_be_lost=True)
+
+    def _add_now(self, tensor: Tensor, scale: float) -> None:
+        self._home.value.add_(tensor.to(self._home.value), alpha=scale)
+
+    def _add_encoded(
+        self,
+        codec: Codec,
+        messages: Sequence[Tensor],
+        scale: float,
+        sent: Tensor,
+        may_be_lost: bool = False,
+    ) -> None:
+        (message,) = messages
+
         def add() -> None:
-            self._home.value.add_(tensor.to(self._home.value), alpha=scale)
+            add_decoded(codec, message, self._home.value, scale)
 
-        self._change("add", add, costs.message_seconds, arrives=1.0)
+        self._change("add", add, may_be_lost, message.nbytes)
 
-    def _blend(self, tensor: Tensor, weight: float) -> Tensor:
+    def _try_add_encoded(
+        self, codec: Codec, messages: Sequence[Tensor], scale: float, sent: Tensor
+    ) -> None:
+        self._add_encoded(codec, messages, scale, sent, may_be_lost=True)
+
+    def _blend(self, tensor: Tensor, weight: float, may_be_lost: bool = False) -> Tensor:
         before = torch.empty_like(tensor)
 
         def blend() -> None:
@@ -114,44 +189,170 @@ class SimShared(SharedTensor):
             before.copy_(value)
             value.add_(tensor.to(value) - value, alpha=weight)
 
-        # There and back.
-        self._change("blend", blend, costs.blend_seconds, arrives=0.5, heard=[before], reads=True)
+        call = self._call("blend")
+        request, is_lost = self._request(call, may_be_lost)
+        landing = self._landing(call, blend, is_lost, heard=[before], reads=True)
+        answer, answer_is_lost = self._answer_to_request(call, may_be_lost, is_lost)
+        past = self._perform([*request, landing, *answer])
+        self._learn_again(past, reads=True, changes=True)
+        if is_lost or answer_is_lost:
+            raise MessageLost(f"rank {self._slot.rank}: the {call} was lost on its way")
         return before
+
+    def _try_blend(self, tensor: Tensor, weight: float) -> Tensor:
+        return self._blend(tensor, weight, may_be_lost=True)
 
     def _change(
         self,
         verb: str,
         act: Callable[[], object],
-        seconds: Callable[[Link, float], float],
-        *,
-        arrives: float,
-        heard: list[Tensor] | None = None,
-        reads: bool = False,
+        may_be_lost: bool = False,
+        nbytes: int | None = None,
     ) -> None:
-        """Have `act` change the value after the part `arrives` of the time that the transfer
-        takes.
+        """Have `act` change the value when the transfer, of the whole value or of `nbytes`, has
+        arrived.
         """
-        call, home, meter, slot = self._call(verb), self._home, self.meter, self._slot
-        cost = to_ticks(self._seconds(seconds))
-        there = round(cost * arrives)
-        back = cost - there
+        call = self._call(verb)
+        request, is_lost = self._request(call, may_be_lost, nbytes)
+        past = self._perform([*request, self._landing(call, act, is_lost)])
+        self._learn_again(past, reads=False, changes=True)
 
-        def depart() -> int:
-            meter.sent(there)
-            return home.transfer(slot.clock, cost) - back
+    # --- the parts of a call ----------------------------------------------------------------------
 
-        def land() -> int:
+    def _reading(self, call: str, out: Tensor) -> _Part:
+        def read() -> None:
+            out.copy_(self._home.value)
+            self._note(reads=True, changes=False)
+
+        return _Part(call, [out], act=read)
+
+    def _landing(
+        self,
+        call: str,
+        act: Callable[[], object],
+        is_lost: bool,
+        heard: list[Any] | None = None,
+        reads: bool = False,
+    ) -> _Part:
+        def land() -> None:
             act()
             self._note(reads, changes=True)
-            for watcher in [*home.watchers]:
-                watcher(slot.clock)
-            meter.sent(back)
-            return slot.clock + back
+            for watcher in [*self._home.watchers]:
+                watcher(self._slot.clock)
 
-        if cost:  # else it lands at once
-            self._scheduler.ordered(slot, f"{call}, under way", depart)
-        past = self._scheduler.ordered(slot, call, land, heard)
-        self._learn_again(past, reads, changes=True)
+        return _Part(call, heard or [], act=_nothing if is_lost else land)
+
+    def _request(
+        self, call: str, may_be_lost: bool, nbytes: int | None = None
+    ) -> tuple[list[_Part], bool]:
+        """What travels there, if anything does, and whether it is lost."""
+        if self.is_home or self.meter.paused:
+            return [], False
+        stream, is_lost = self._message(self._way_there, 0, may_be_lost, None, nbytes)
+        return _travelling(f"{call}, under way", stream), is_lost
+
+    def _answer(self, call: str) -> list[_Part]:
+        """What travels back to who has asked; asking itself costs nothing."""
+        if self.is_home or self.meter.paused:
+            return []
+        stream, _ = self._message(self._way_back, 1, False, None)
+        return _travelling(f"{call}, on its way back", stream)
+
+    def _answer_to_request(
+        self, call: str, may_be_lost: bool, is_unasked: bool
+    ) -> tuple[list[_Part], bool]:
+        """Who does not know that nobody has asked waits for as long as an answer takes alone."""
+        if self.is_home or self.meter.paused:
+            return [], False
+        stream, is_lost = self._message(self._way_back, 2, may_be_lost, self._way_there)
+        if is_unasked:
+            stream = Stream(0, stream.work + stream.delay)
+        return _travelling(f"{call}, on its way back", stream), is_lost
+
+    def _message(
+        self,
+        way: Link,
+        place: int,
+        may_be_lost: bool,
+        there: Link | None,
+        nbytes: int | None = None,
+    ) -> tuple[Stream, bool]:
+        """That of the whole value is always the same where nothing is lost."""
+        if nbytes is None and place in self._streams:
+            return self._streams[place], False
+        transfers = self._home.transfers
+        stream, is_lost = transfers.message(
+            self._slot,
+            way,
+            self._home.value.nbytes if nbytes is None else nbytes,
+            place=place,
+            may_be_lost=may_be_lost,
+            there=there,
+        )
+        if nbytes is None and not transfers.network.loss:
+            self._streams[place] = stream
+        return stream, is_lost
+
+    @functools.cached_property
+    def _way_there(self) -> Link:
+        home = self._home
+        return home.transfers.to_home(self._slot.rank, home.owner, home.identity, home.link)
+
+    @functools.cached_property
+    def _way_back(self) -> Link:
+        home = self._home
+        return home.transfers.from_home(self._slot.rank, home.owner, home.identity, home.link)
+
+    # --- calls of several parts -------------------------------------------------------------------
+
+    def _perform(
+        self, parts: list[_Part], first: Callable[[], int | None] | None = None
+    ) -> Entry | None:
+        """Do one part after the other, each in its turn; the worker sleeps until all are done. Of a
+        worker that goes on from a checkpoint some may lie in the past: return what the journal has
+        of the one that acts.
+        """
+        past = None
+        for index, part in enumerate(parts):
+            run = first if first and not index else partial(self._run, parts[index:])
+            if part.stream is not None:
+                self._slot.is_made_again = self._home.was_under_way(self._slot.rank)
+            entry = self._scheduler.ordered(self._slot, part.call, run, part.heard)
+            if entry is None:  # it was done now, with all that follow
+                return past
+            if part.act is not None:
+                past = entry
+        return past
+
+    def _run(self, parts: list[_Part]) -> int | None:
+        """It is the turn of the first of these parts."""
+        part, rest, slot = parts[0], parts[1:], self._slot
+        if part.act is not None:
+            part.act()
+            return self._go_on(rest, slot.clock)
+
+        assert part.stream is not None
+        began = slot.clock
+
+        def arrived(ticks: int) -> None:
+            if self._scheduler.is_gone(slot, ticks):  # a dead worker's message does not arrive
+                return
+            slot.meter.sent(ticks - began)
+            if not rest:
+                self._scheduler.wake(slot, ticks)
+                return
+            self._scheduler.next_part(slot, ticks, rest[0].call, rest[0].heard)
+            self._scheduler.queue(slot, partial(self._run, rest))
+
+        self._home.carry(slot.rank, began, part.stream, arrived)
+        return None
+
+    def _go_on(self, rest: list[_Part], ticks: int) -> int | None:
+        """What has acted at `ticks` travels back now, if anything is left to do."""
+        if not rest:
+            return ticks
+        self._scheduler.next_part(self._slot, ticks, rest[0].call, rest[0].heard)
+        return self._run(rest)
 
     def _note(self, reads: bool, changes: bool) -> None:
         """Count a change, and what this worker knows of those by others."""
@@ -174,24 +375,9 @@ class SimShared(SharedTensor):
         if past is not None and past.changes is not None:
             self._learn(past.changes, reads, changes)
 
-    def _transferred(self, ticks: int, seconds: Callable[[Link, float], float]) -> int:
-        """When a transfer ends that is asked for at `ticks`. Nothing travels to the worker at
-        which the value lives.
-        """
-        cost = to_ticks(self._seconds(seconds))
-        if not cost:
-            return ticks
-        self.meter.sent(cost)
-        return self._home.transfer(ticks, cost)
-
-    def _seconds(self, seconds: Callable[[Link, float], float]) -> float:
-        """What a transfer costs this worker."""
-        if self.meter.paused or self.is_home:
-            return 0.0
-        return seconds(self._home.link, self._home.value.nbytes)
-
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
-        home = self._home
+        home, call = self._home, self._call("wait_until")
+        answer = self._answer(call)
 
         def look() -> bool:
             if not holds(home.value):
@@ -201,27 +387,30 @@ class SimShared(SharedTensor):
             return True
 
         def watch(landed: int) -> None:
-            if look():
+            if self._slot.loss is not None:
                 home.watchers.remove(watch)
-                asked = max(landed, self._slot.clock)
-                self._scheduler.wake(self._slot, self._transferred(asked, costs.message_seconds))
+            elif look():
+                home.watchers.remove(watch)
+                ticks = self._go_on(answer, max(landed, self._slot.clock))
+                if ticks is not None:
+                    self._scheduler.wake(self._slot, ticks)
 
-        def apply() -> int | None:
+        def begin() -> int | None:
             if look():
-                return self._transferred(self._slot.clock, costs.message_seconds)
+                return self._go_on(answer, self._slot.clock)
             home.watchers.append(watch)
             return None
 
-        past = self._scheduler.ordered(self._slot, self._call("wait_until"), apply, [out])
-        self._learn_again(past, reads=True, changes=False)
+        parts = [_Part(call, [out], act=_nothing), *answer]
+        self._learn_again(self._perform(parts, begin), reads=True, changes=False)
 
     def _lock(self, in_turn: bool) -> None:
         self._scheduler.ordered(self._slot, self._call("lock"), lambda: self._acquire(in_turn))
 
     def _unlock(self, in_turn: bool) -> None:
         # A worker that unwinds because the run has failed finds the scheduler closed; nobody waits
-        # any more.
-        if self._scheduler.error is None:
+        # any more. That of one who has died is free.
+        if self._scheduler.error is None and self._slot.loss is None:
             self._scheduler.ordered(
                 self._slot, self._call("unlock"), lambda: self._release(in_turn)
             )
@@ -232,7 +421,7 @@ class SimShared(SharedTensor):
             home.takes_turns[self._rank] = False
             if home.turn == self._rank:
                 home.pass_turn()
-                self._grant()
+                self._home.grant(self._scheduler, self._slot.clock)
             return self._slot.clock
 
         self._scheduler.ordered(self._slot, self._call("retire"), apply)
@@ -252,15 +441,8 @@ class SimShared(SharedTensor):
         self._home.holder = None
         if in_turn:
             self._home.pass_turn()
-        self._grant()
+        self._home.grant(self._scheduler, self._slot.clock)
         return self._slot.clock
-
-    def _grant(self) -> None:
-        """Give a free lock to the next in line, from now on."""
-        home = self._home
-        if home.holder is None and (following := home.next_in_line()):
-            home.holder, slot = following
-            self._scheduler.wake(slot, max(slot.clock, self._slot.clock))
 
     def _call(self, verb: str) -> str:
         if self._slot.is_in_background:  # calls come in the order of clocks, which must not go back
@@ -269,3 +451,11 @@ class SimShared(SharedTensor):
                 "cannot be in the background"
             )
         return f"{verb} of shared {self.name!r}"
+
+
+def _travelling(call: str, stream: Stream) -> list[_Part]:
+    return [_Part(call, [], stream=stream)] if stream.work or stream.delay else []
+
+
+def _nothing() -> None:
+    pass
