@@ -83,7 +83,7 @@ def ask(
 
 
 def of(kind: int, run: bytes, name: str, tensor: torch.Tensor, number: float = 0.0) -> Header:
-    length = 0 if kind == READ else tensor.nbytes
+    length = 0 if kind in wire.READS else tensor.nbytes
     return Header(kind, run, name, tensor.dtype, tuple(tensor.shape), length, number)
 
 
@@ -198,7 +198,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
         ({"number": -1.0}, "unknown role 'tensors' of rank -1.0"),
         ({"number": 1e300}, "unknown role 'tensors' of rank 1e+300"),
         ({"magic": b"GE"}, "the first two bytes of a frame is wrong (got b'GE')"),
-        ({"version": 1}, "the version, 3 here, of a frame is wrong (got 1)"),
+        ({"version": 1}, "the version, 4 here, of a frame is wrong (got 1)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-",
 )
@@ -356,7 +356,7 @@ LENGTHS = (
 )
 FIELDS = {
     "magic": st.sampled_from([b"FS", b"fs", b"\0\0"]),
-    "version": st.sampled_from([0, 1, 2, 3, 65535]),
+    "version": st.sampled_from([0, 1, 2, 3, 4, 65535]),
     "kind": st.sampled_from(KINDS) | NUMBERS,
     "dtype": NUMBERS,
     "dimensions": NUMBERS,
@@ -415,7 +415,7 @@ def test_frames_with_wrong_fields_are_refused_by_homes(served):
     @given(st.sampled_from(KINDS), CHANGES, st.integers(0, 100))
     def fuzz(kind, changes, cut):
         given = {**good, "kind": kind, **changes}
-        payload = b"" if given["kind"] == READ else bytes(raw(value))
+        payload = b"" if given["kind"] in wire.READS else bytes(raw(value))
         whole = frame(run=served.run, payload=payload, **given)
         served.homes.__init__()
         with served.stranger() as stranger:
@@ -729,6 +729,36 @@ def test_what_no_codec_can_decode_is_refused_and_changes_nothing(served, payload
     assert torch.equal(ask(connection, of(READ, served.run, "part", value)), value)
     connection.close()
     goes_on(served)
+
+
+def test_a_home_sends_each_reader_what_it_does_not_have(served):
+    value = torch.zeros(1000)
+    readers = [served.join("tensors") for _ in range(2)]
+    ask(readers[0], of(CREATE, served.run, "part", value), value)
+
+    def read(reader, has_it=1.0):
+        reader.send(of(wire.READ_CHANGES, served.run, "part", value, has_it))
+        answer = reader.header()
+        reader.payload(answer)
+        return answer.kind, answer.length
+
+    def add(where):
+        change = torch.zeros(1000)
+        change[where] = 1.0
+        ask(readers[1], of(ADD, served.run, "part", change, 1.0), change)
+
+    whole, nothing = (TENSOR, 4000), (wire.CHANGES, 8)
+    assert read(readers[0], 0.0) == whole
+    assert read(readers[1]) == whole  # whatever it says: nothing was sent to it before
+    assert read(readers[0]) == nothing
+    add(slice(3))
+    assert read(readers[0]) == (wire.CHANGES, 8 + 3 * 8)
+    assert read(readers[0]) == nothing
+    add(5)
+    assert read(readers[1]) == (wire.CHANGES, 8 + 4 * 8)
+    assert read(readers[0], 0.0) == whole  # it no longer has what it was sent
+    for reader in readers:
+        reader.close()
 
 
 def test_an_encoded_message_that_announces_much_is_refused(served):

@@ -47,6 +47,7 @@ class Size:
 Bytes = Callable[[Size], int]
 ALWAYS, RACES = "", "its outcome depends on who comes first"
 OWN, SHARED = "", "on local processes its parameters are the shared ones"
+WHOLE, CHANGES = "", "only what others have changed is read"
 GOES_ON, STOPS = "", "its messages go a fixed way, through every worker"
 
 
@@ -55,6 +56,7 @@ class Row:
     strategy: fs.Strategy[Any]
     bytes: Bytes | None  # over all workers; None: drawn at random, with a test of its own
     repeats: str = ALWAYS  # why it need not be the same on real processes as in the simulator
+    reads: str = WHOLE  # why there may be fewer bytes
     loses: str = GOES_ON  # why it cannot go on without a lost worker
     shares: str = OWN  # why what a worker does to its model is done to all
     workers: int = 4
@@ -167,6 +169,7 @@ TABLE = [
         # Number by number: of other codecs each shard of a tensor would have another message.
         fs.EASGD(2, codec=fs.Float16()),
         lambda z: z.w * (z.times_and_end(2) * (z.s + z.s // 4) + z.s),
+        reads=CHANGES,
     ),
     Row(
         fs.EASGD(2, mode="sync", codec=INT8),
@@ -184,6 +187,7 @@ TABLE = [
     Row(
         fs.EAWild(2, codec=INT8),
         lambda z: z.w * (z.times_and_end(2) * (z.s + _int8(z.s)) + z.s),
+        reads=CHANGES,
         repeats=RACES,
     ),
     Row(
@@ -207,6 +211,7 @@ TABLE = [
     Row(
         fs.AsyncSGD(codec=TOP),
         lambda z: z.w * (z.t * (z.p + _top(z.p)) + z.p) + z.ring(z.b),
+        reads=CHANGES,
         repeats=RACES,
     ),
     Row(
@@ -222,6 +227,7 @@ TABLE = [
     Row(
         fs.Downpour(3, 2, TOP),
         lambda z: z.w * (z.times_and_end(3) * _top(z.p) + (z.times(2) + 1) * z.p) + z.ring(z.b),
+        reads=CHANGES,
         repeats=RACES,
     ),
     Row(

@@ -88,8 +88,11 @@ WITH_A_CODEC = {
 
 @pytest.mark.parametrize("make", WITH_A_CODEC.values(), ids=WITH_A_CODEC)
 def test_a_codec_that_keeps_everything_changes_nothing_and_one_that_drops_most_does(make):
+    # No two at the same moment: who comes first is then the same, whether or not there is a lock.
+    options = {"compute": fs.Compute(0.1, jitter=0.5), "seed": 2}
     plain, whole, sparse = (
-        distributed(make(codec), steps=9) for codec in (None, fs.TopK(1.0), fs.TopK(0.02))
+        distributed(make(codec), steps=9, options=options)
+        for codec in (None, fs.TopK(1.0), fs.TopK(0.02))
     )
     assert_same(whole, plain, CLOSE)
     assert not torch.allclose(sparse[0][1], plain[0][1])
@@ -339,3 +342,47 @@ def test_sparse_and_asynchronous_trains_about_as_well(make, lr):
 def test_momentum_correction_is_refused_where_changes_are_sent(make):
     with pytest.raises(ValueError, match=r"'codec' must be one for changes: .*got TopK"):
         make(codec=fs.TopK(0.1, momentum_correction=0.9))
+
+
+# --- reads of a server ----------------------------------------------------------------------------
+
+SERVERS = {
+    "shared parameters": (fs.Hogwild, 13, 0),
+    "a server": (lambda codec: fs.AsyncSGD(codec=codec), 12, 0),
+    "a server now and then": (lambda codec: fs.Downpour(3, 2, codec), 6, 0),
+    "a bound": (lambda codec: fs.StaleSync(2, codec), 13, 2 * 12 + 2),
+    "a centre": (lambda codec: fs.EAWild(3, codec=codec), 4, 0),
+    "a centre in turns": (lambda codec: fs.EASGD(3, codec=codec), 4, 0),
+}
+
+
+@pytest.mark.parametrize(("make", "reads", "clocks"), SERVERS.values(), ids=SERVERS)
+def test_a_server_sends_what_has_changed_since_a_worker_read(make, reads, clocks, monkeypatch):
+    """Every byte: whole parameters in the first read and at the end, in between the elements that
+    differ, messages of the codec, and clocks.
+    """
+    codec, seen = fs.TopK(0.02), []
+    plain = fs.comm.SharedTensor.read_changes
+
+    def spy(self, known):
+        before = known.clone()
+        plain(self, known)
+        seen.append((self.comm.rank, int((known != before).sum())))
+        return known
+
+    monkeypatch.setattr(fs.comm.SharedTensor, "read_changes", spy)
+
+    def program(comm):
+        worker, _ = train(comm, make(codec), steps=12)
+        worker.finish()
+        return comm.meter.bytes_sent, worker.flat.parameters.numel()
+
+    told = fs.launch(program, W, compute=fs.Compute(0.1, jitter=0.5), seed=3)
+    n = told[0][1]
+    for rank, (nbytes, _) in enumerate(told):
+        _, *changed = [count for reader, count in seen if reader == rank]
+        assert len(changed) == reads - 1
+        assert 0 < max(changed) < n
+        reading = sum(min(8 + min(4 * k, -(-n // 8)) + 8 * k, 8 * n) for k in changed)
+        pushing = (12 if reads > 11 else 4) * codec.nbytes(n, 8)
+        assert nbytes == 8 * n + reading + pushing + 8 * n + clocks * 8 * W

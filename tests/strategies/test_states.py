@@ -95,6 +95,9 @@ def met(worker: fs.Worker) -> None:
         worker.comm.barrier()
 
 
+SERVERS = (fs.Hogwild, fs.AsyncSGD, fs.Downpour, fs.StaleSync, fs.EASGD, fs.EAMSGD, fs.EAWild)
+
+
 def outcome(strategy, model, lanes, at_boundary):
     """Every worker's state, clock and bytes, in a run that does something between some steps."""
 
@@ -122,7 +125,13 @@ def test_a_run_goes_on_to_the_same_bits_with_a_state_from_files(strategy):
     for ours, theirs in zip(resumed, outcome(strategy, net_with_statistics, 1, met), strict=True):
         assert torch.equal(ours[0], theirs[0])
         assert torch.equal(ours[1], theirs[1])
-        assert ours[2][1:] == theirs[2][1:]
+        assert ours[2][2] == theirs[2][2]
+        if isinstance(strategy, SERVERS) and strategy.codec is not None:
+            # Nobody knows what a worker that is made anew has read of a server: all is sent again.
+            assert ours[2][0] >= theirs[2][0]
+            assert ours[2][1] >= theirs[2][1]
+            continue
+        assert ours[2][1] == theirs[2][1]
         # A centre on its way is there at once for who resumes.
         assert ours[2][0] == theirs[2][0] or isinstance(strategy, fs.NoSync)
 

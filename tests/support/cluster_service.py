@@ -38,7 +38,7 @@ def frame(
     payload: bytes = b"",
     *,
     magic: bytes = b"FS",
-    version: int = 3,
+    version: int = 4,
     name: bytes = b"",
     dtype: int = 0,
     dimensions: int | None = None,

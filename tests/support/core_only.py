@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flockstep as fs
 from flockstep.backends.base import Program
-from flockstep.comm.contract import Comm, Gathered, SharedTensor
+from flockstep.comm import Comm, Gathered, SharedTensor
 
 
 class CoreComm(Comm):

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import flockstep as fs
+from flockstep.backends.sim import saving
 
 X = torch.randn(64, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(64) % 3
@@ -106,6 +107,15 @@ def test_resumed_is_never_stopped(number, tmp_path):
     assert outcome(fs.resume(one, spec=spec)) == whole
 
 
+def test_a_checkpoint_of_another_simulator_is_refused_in_a_line(tmp_path, monkeypatch):
+    spec = spec_of(fs.LocalSGD(2), steps=3)
+    with monkeypatch.context() as before:
+        before.setattr(saving, "MODEL", None)
+        fs.run(spec, checkpoint=tmp_path, every="1 step")
+    with pytest.raises(fs.CheckpointError, match="is of an earlier simulator"):
+        fs.resume(tmp_path, spec=spec)
+
+
 SHARED_LINKS = {
     "home": fs.Network(1e-3, 1e5),
     "lossy": fs.Network(1e-3, 1e5, loss=0.2),
@@ -127,6 +137,12 @@ SHARED_LINKS = {
         (fs.ADPSGD(), "lossy"),
         (fs.AsyncSGD(), "sites"),
         (fs.DPSGD(), "sites"),
+        (fs.AsyncSGD(codec=fs.TopK(0.1)), "home"),
+        (fs.AsyncSGD(codec=fs.TopK(0.1)), "sites"),
+        (fs.EAWild(2, codec=fs.TopK(0.1)), "lossy"),
+        (fs.AllToAllSGD(), "home"),
+        (fs.AllToAllSGD(codec=fs.TopK(0.1)), "lossy"),
+        (fs.AllToAllSGD(2), "sites"),
     ],
     ids=repr,
 )

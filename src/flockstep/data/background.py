@@ -4,10 +4,16 @@ DataLoader. They are the same, in the same order, as if each were made when it i
 
 from __future__ import annotations
 
+import multiprocessing
+import shutil
+import tempfile
+import threading
+import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -60,10 +66,14 @@ class Loaded(InBackground):
         self._make = make
         self._pending: deque[tuple[Key, Batch]] = deque()  # what the processes have been asked for
         self._coming: Iterator[Any] | None = None
+        self._remove_folder: Callable[[], object] = _nothing
 
     def __next__(self) -> Batch:
         if self._coming is None:
-            self._coming = iter(self._make(self._keys()))
+            folder = tempfile.mkdtemp(prefix="flockstep-")
+            self._remove_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            with _sockets_in(folder):
+                self._coming = iter(self._make(self._keys()))
         try:
             data = next(self._coming)
         except Exception as error:  # noqa: BLE001
@@ -87,3 +97,30 @@ class Loaded(InBackground):
         if end is not None:
             end()
         self._coming = None
+        self._remove_folder()
+
+
+_STARTING = threading.Lock()
+
+
+@contextmanager
+def _sockets_in(folder: str) -> Iterator[None]:
+    """Processes that are started inside have their sockets in this folder.
+
+    Else each makes one of its own for the first tensor that it hands over. One that is told to end
+    just then has tidied up already, and leaves it behind."""
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    with _STARTING:
+        before = settings.get("tempdir")
+        settings["tempdir"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del settings["tempdir"]
+            else:
+                settings["tempdir"] = before
+
+
+def _nothing() -> None:
+    pass

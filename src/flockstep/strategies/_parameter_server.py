@@ -24,14 +24,15 @@ class ParameterServer:
 
     What a worker sends is the change that its own optimizer has made from the parameters it read:
     −ηg for plain SGD. With a codec it sends C(change + e), and what that leaves out is e, the error
-    that it remembers. What the server gives back is whole: workers read at different moments, so
-    there is nothing that a worker and the server both know of what it read last.
+    that it remembers; the server, which knows what it read last, sends back what has changed since
+    then.
 
     Statistics of batch normalisation stay each worker's own until the end, when they are
     averaged."""
 
     read: Tensor
     memory: Memory | None = None  # of the codec
+    sent: Tensor | None = None  # with a codec: what the server has sent, and knows to be here
 
     value: SharedTensor = handle()
     codec: Codec | None = handle(default=None)
@@ -39,9 +40,12 @@ class ParameterServer:
     @classmethod
     def of(cls, worker: Worker, codec: Codec | None = None) -> ParameterServer:
         own = worker.flat.parameters
-        memory = None if codec is None else memory_of(worker, codec, own)
         value = worker.comm.shared("parameters", own)
-        return cls(own.clone(), memory, value=value, codec=codec)
+        if codec is None:
+            return cls(own.clone(), value=value)
+        return cls(
+            own.clone(), memory_of(worker, codec, own), own.clone(), value=value, codec=codec
+        )
 
     def change(self, worker: Worker) -> Tensor:
         """What the worker has changed since it last read."""
@@ -58,7 +62,10 @@ class ParameterServer:
         return self.value.as_sent(change, self.codec, self.memory)
 
     def fetch(self, worker: Worker) -> None:
-        self.value.read(out=self.read)
+        if self.sent is None:
+            self.value.read(out=self.read)
+        else:
+            self.read.copy_(self.value.read_changes(self.sent))
         worker.flat.parameters.copy_(self.read)
 
     def preview(self, worker: Worker) -> Tensor:

@@ -148,7 +148,8 @@ class ADPSGD(Strategy[ADPSGDState]):
     def after_step(self, worker: Worker, state: ADPSGDState) -> None:
         mine = state.models.get(worker.comm.rank)
         if mine is not None:
-            with mine.lock():
+            # With a codec neighbours hold the lock between their read and what they add.
+            with mine.changing() if self.codec is None else mine.lock():
                 mine.add(worker.flat.state - state.read)
         elif self.order == "after_step":
             self._average(worker, state)
@@ -167,7 +168,7 @@ class ADPSGD(Strategy[ADPSGDState]):
         model = state.models[peer]
         if self.codec is None:
             try:
-                with model.lock():
+                with model.changing():
                     theirs = model.blend(own, self.pull, may_be_lost=True)
             except MessageLost:
                 return  # a neighbour that is not heard leaves its weight to the worker itself

@@ -11,7 +11,7 @@ from torch import Tensor
 from flockstep.codecs import Codec, Memory
 from flockstep.comm import SharedTensor, handle
 from flockstep.fields import require_integer
-from flockstep.strategies._compressed import require_codec, written
+from flockstep.strategies._compressed import require_codec
 from flockstep.strategies._step_clocks import (
     FOREVER,
     advance,
@@ -113,14 +113,11 @@ class AllToAllSGD(Strategy[AllToAllState]):
         before = parameters.clone()
         worker.optimizer.step()
         change = parameters - before  # Δ_i
-        if self.codec is None:
-            self._send(worker, state, change)
-            return
-
-        message = self.codec.encode(change, state.memory)
-        sent = self.codec.decode(message, change, state.memory)  # C(Δ_i + e)
-        parameters.copy_(before + sent)
-        self._send(worker, state, change, written(self.codec, message))
+        sent = worker.comm.add_to_each(
+            self._others(worker, state), change, codec=self.codec, memory=state.memory
+        )
+        if self.codec is not None:
+            parameters.copy_(before + sent)  # C(Δ_i + e)
 
     def after_step(self, worker: Worker, state: AllToAllState) -> None:
         if self.staleness is not None and state.clocks is not None:
@@ -130,21 +127,17 @@ class AllToAllSGD(Strategy[AllToAllState]):
         if self.staleness == 0:
             worker.comm.barrier()  # nobody sends more before all have taken
 
-    def _send(
-        self, worker: Worker, state: AllToAllState, change: Tensor, codec: Codec | None = None
-    ) -> None:
-        """To all others, of whom each worker begins with another."""
+    def _others(self, worker: Worker, state: AllToAllState) -> list[SharedTensor]:
+        """The mailboxes of all others, of whom each worker begins with another."""
         comm = worker.comm
-        for distance in range(1, comm.size):
-            peer = (comm.rank + distance) % comm.size
-            if peer in comm.members:
-                with state.mailboxes[peer].lock():
-                    state.mailboxes[peer].add(change, codec=codec)
+        peers = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
+        there = set(comm.members)
+        return [state.mailboxes[peer] for peer in peers if peer in there]
 
     def _take(self, worker: Worker, state: AllToAllState) -> None:
         """Empty the mailbox, and apply what was in it."""
         mailbox, parameters = state.mailboxes[worker.comm.rank], worker.flat.parameters
-        with mailbox.lock():
+        with mailbox.changing():
             parameters.add_(mailbox.blend(state.empty, 1.0))
 
     def preview(self, worker: Worker, state: AllToAllState) -> Tensor:

@@ -50,14 +50,21 @@ class AsyncSGD(Strategy[AsyncSGDState]):
 
     A codec carries u as it would be sent without one: compensated, and divided by its staleness. So
     the error e that a worker remembers is of changes that have their final size, and the server's
-    momentum is over what it has heard. Reads are whole: who reads has nothing in common with the
-    server to which a difference could be sent. What is not sent when the training ends stays
-    unsent: no gradient has seen it.
+    momentum is over what it has heard. The server knows what a worker has read, and sends it the
+    elements that have changed since then: few, where messages of the codec change few. So what a
+    worker reads is exact, with a codec too. What is not sent when the training ends stays unsent:
+    no gradient has seen it.
 
-    Bytes: one read of the parameters and one add, or the codec's message, per step, and one read at
-    the end; momentum, one more read and write (the server's velocity), and v travels whole, with a
-    codec too, as it moves every parameter; delay compensation, one more read; staleness_aware, 16
-    per step.
+    A change lands at once when it has arrived, and nobody waits while another's is under way.
+    Where it depends on what is at the server (momentum, staleness_aware, delay_compensation) a
+    worker holds the server's lock from its first read until it has read the outcome.
+
+    Bytes: one read of the parameters and one add per step, and one read at the end. With a codec,
+    its message in place of the add and a read of changes in place of the read: for k changed
+    elements of n, 8 + min(4k, n/8) + 4k bytes (float32), or the parameters where that is less, as
+    in the first step; momentum, one more read and write (the server's velocity), and v travels
+    whole, with a codec too, as it moves every parameter; delay compensation, one more read;
+    staleness_aware, 16 per step.
 
     Use: where workers differ in speed and nobody shall wait.
 
@@ -69,7 +76,9 @@ class AsyncSGD(Strategy[AsyncSGDState]):
 
     Papers: Dean et al., "Large Scale Distributed Deep Networks", 2012; Zhang, Gupta, Lian, Liu,
     "Staleness-aware Async-SGD for Distributed Deep Learning", 2015; Zheng et al., "Asynchronous
-    Stochastic Gradient Descent with Delay Compensation", 2017.
+    Stochastic Gradient Descent with Delay Compensation", 2017; Yan et al., "DGS: Dual-way Gradient
+    Sparsification for Asynchronous Distributed Deep Learning", 2020 (what a codec's reads are,
+    without its secondary compression).
 
     Example:
         fs.run("digits-mlp", fs.AsyncSGD(), workers=4)
@@ -107,12 +116,17 @@ class AsyncSGD(Strategy[AsyncSGDState]):
         server = state.server
         if not self.delay_compensation:
             worker.optimizer.step()
-        with server.value.lock():
-            if self.delay_compensation:  # what it compensates for must not change meanwhile
+        with server.value.lock() if self._reads_first else server.value.changing():
+            if self.delay_compensation:
                 self._compensate(worker, server)
                 worker.optimizer.step()
             self._push(state, server.change(worker))
             server.fetch(worker)
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether a change depends on what is at the server, which must not change meanwhile."""
+        return bool(self.momentum or self.staleness_aware or self.delay_compensation)
 
     def _compensate(self, worker: Worker, server: ParameterServer) -> None:
         gradients = worker.flat.gradients

@@ -32,14 +32,17 @@ class Downpour(Strategy[ParameterServer]):
     Period 1 for both equals AsyncSGD. With another optimizer than plain SGD its change takes the
     place of −ηg. What was fetched replaces the worker's parameters, changes
     not pushed yet included: these stay in a, as in the paper. Changes of all workers add up, so
-    many workers or long periods want a smaller learning rate. Pushes and fetches hold the server's
-    lock. finish: the server's parameters, once all have pushed the rest, under the lock as well.
+    many workers or long periods want a smaller learning rate. Changes land
+    whole, as AsyncSGD's. finish: the server's parameters, once all have pushed the rest, one after
+    the other.
 
-    A codec carries what is pushed, the last time too; fetches are whole. What the last message
-    leaves out, e, stays unsent: no gradient has seen it.
+    A codec carries what is pushed, the last time too; a fetch brings only elements that have
+    changed since the one before. What the last message leaves out, e, stays unsent: no gradient has
+    seen it.
 
-    Bytes: one add of the parameters, or the codec's message, every push_period steps and one read
-    every fetch_period steps; at the end one more push, unless just pushed, and one read.
+    Bytes: one add of the parameters, or the codec's message, every push_period steps and one read,
+    or with a codec a read of changes, as AsyncSGD, every fetch_period steps; at the end one more
+    push, unless just pushed, and one read.
 
     Use: as AsyncSGD, on a slower network.
 
@@ -79,7 +82,7 @@ class Downpour(Strategy[ParameterServer]):
         )
         if not pushes and not fetches:
             return
-        with state.value.lock():  # one worker at a time
+        with state.value.changing():  # one worker at a time
             if pushes:
                 self._push(worker, state)
             if fetches:

@@ -21,8 +21,7 @@ def pull(worker: Worker, centre: Centre, x: Tensor, alpha: float) -> None:
     """d = α(x − x̃);  x̃ ← x̃ + d, whatever others do meanwhile; and the worker loses d, or what a
     codec has made of it.
     """
-    assert centre.shared is not None
-    d = alpha * (x - centre.shared.read().to(x.device))
+    d = alpha * (x - centre.read().to(x.device))
     worker.flat.state.sub_(centre.add(d))
 
 
@@ -47,11 +46,13 @@ class EAWild(Strategy[EAWildState]):
     With `groups`, the workers of a group average their gradients every step, and one delegate pulls
     and then broadcasts its parameters inside the group; another one, if it is lost.
 
-    A codec carries d; the centre is read whole. What the codec leaves out of d stays in the worker,
+    A codec carries d; of the centre only elements are read that have changed since this worker's
+    last read. What the codec leaves out of d stays in the worker,
     and is a part of its next d: there is no other memory. With groups, what is sent inside a group
     travels as it is: its links are the fast ones.
 
-    Bytes: one read and one add, or the codec's message, per exchange, by every worker or by one of
+    Bytes: one read and one add per exchange, or the codec's message and a read of changes, as
+    AsyncSGD, by every worker or by one of
     each group; with groups also an all-reduce of the gradients per step and a broadcast per
     exchange inside the group, of the optimizer's state, too, where groups are drawn anew; one read
     at the end.

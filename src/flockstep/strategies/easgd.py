@@ -29,8 +29,7 @@ def pull(centre: Centre, worker: Worker, x: Tensor, alpha: float, mode: str) -> 
         if centre.codec is None:
             old_centre = centre.shared.blend(x, alpha)  # x̃ ← x̃ + α(x − x̃)
             return alpha * (x - old_centre.to(x.device))
-        old_centre = centre.shared.read()
-        return centre.add(alpha * (x - old_centre.to(x.device)))
+        return centre.add(alpha * (x - centre.read().to(x.device)))
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class EASGD(Strategy[Centre]):
     E|C(d)|² = τ|d|², as QSGD, wants α < 1/τ, or the noise grows.
 
     Bytes: round_robin and first_come, one blend (there and back) per worker and exchange, and one
-    read at the end; sync, one all-reduce. With a codec a blend is a read of the centre, which is
-    whole, and one message; sync, an all-gather of messages.
+    read at the end; sync, one all-reduce. With a codec a blend is a read of what has
+    changed of the centre, as AsyncSGD reads, and one message; sync, an all-gather of messages.
 
     Use: where workers shall explore around a common centre; "round_robin" as the baseline of
         EAWild.

@@ -180,7 +180,7 @@ class GoSGD(Strategy[GoSGDState]):
                 state.weight = half
             return
         message = self._weighted(worker.flat.state, half, state)
-        with state.mailboxes[peer].lock():
+        with state.mailboxes[peer].changing():
             state.mailboxes[peer].add(message, may_be_lost=True)
             # Not before: who is looked at while it waits for the lock still has its whole weight.
             state.weight = half
@@ -190,7 +190,7 @@ class GoSGD(Strategy[GoSGDState]):
         comm = worker.comm
         if state.copies is None:
             mailbox = state.mailboxes[comm.rank]
-            with mailbox.lock():
+            with mailbox.changing():
                 message = mailbox.blend(state.empty, 1.0)
         else:
             with state.copies.weights[comm.rank].lock():

@@ -37,11 +37,13 @@ class Hogwild(Strategy[HogwildState]):
     another optimizer than plain SGD its change takes the place of −ηg. Changes of all workers add
     up, so many workers want a smaller learning rate. finish: the shared parameters.
 
-    With a codec nobody computes on shared pages: changes are encoded and added, and reads are
-    whole. What is not sent when the training ends, e, stays unsent: no gradient has seen it.
+    With a codec nobody computes on shared pages: changes are encoded and added, and only elements
+    that have changed are read. What is not sent when the training ends, e, stays unsent: no
+    gradient has seen it.
 
-    Bytes: one read of the parameters and one add, or the codec's message, per step (as many are
-    counted where they are shared pages), and one read at the end.
+    Bytes: one read of the parameters and one add per step (as many are counted where they are
+    shared pages), and one read at the end; with a codec, per step its message and a read of
+    changes, as AsyncSGD.
 
     Use: on one machine with many cores.
 

@@ -47,11 +47,11 @@ class StaleSync(Strategy[StaleSyncState]):
     than plain SGD its change takes the place of −ηg. Workers that are lost or have finished are not
     waited for. finish: the server's parameters.
 
-    A codec carries changes; reads are whole. What is not sent when the training ends, e, stays
-    unsent: no gradient has seen it.
+    A codec carries changes; only elements that have changed are read. What is not sent when the
+    training ends, e, stays unsent: no gradient has seen it.
 
-    Bytes: one read of the parameters and one add, or the codec's message, per step, and one read at
-    the end; 16w per step for the clocks.
+    Bytes: one read of the parameters and one add per step, and one read at the end; with a codec,
+    per step its message and a read of changes, as AsyncSGD; 16w per step for the clocks.
 
     Use: where workers differ in speed for a while, but none is slow for good.
 
@@ -88,7 +88,7 @@ class StaleSync(Strategy[StaleSyncState]):
             worker.comm.barrier()  # nobody changes what another has still to read
 
     def after_step(self, worker: Worker, state: StaleSyncState) -> None:
-        with state.server.value.lock():  # one at a time, as AsyncSGD
+        with state.server.value.changing():  # one at a time, as AsyncSGD
             state.server.push(state.server.change(worker))
         advance(state.clocks, state.tick, 1)
 

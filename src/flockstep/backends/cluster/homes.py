@@ -18,9 +18,11 @@ from flockstep.backends.cluster.wire import (
     ADD,
     ADD_ENCODED,
     BLEND,
+    CHANGES,
     CREATE,
     DONE,
     READ,
+    READ_CHANGES,
     TENSOR,
     WRITE,
     Connection,
@@ -29,7 +31,7 @@ from flockstep.backends.cluster.wire import (
     raw,
 )
 from flockstep.codecs import Codec
-from flockstep.comm import add_decoded
+from flockstep.comm import add_decoded, written_changes
 from flockstep.errors import FlockstepError
 
 
@@ -59,6 +61,7 @@ class Homes:
         connection.be_patient()
         scratch = torch.empty(0, dtype=torch.uint8)
         own: Counter[str] = Counter()  # changes by this worker; it hears how many others have made
+        has_read: dict[str, Tensor] = {}  # what this worker has, where it reads only changes
         while (header := connection.header()) is not None:
             if header.kind == CREATE:
                 self._create(header, connection)
@@ -70,12 +73,17 @@ class Homes:
                     _described(shard.value, connection.run, by_others), raw(shard.value)
                 )
                 continue
+            if header.kind == READ_CHANGES:
+                if not header.number:  # it no longer has what it was sent
+                    has_read.pop(header.name, None)
+                _send_changes(connection, shard, header.name, own[header.name], has_read)
+                continue
             change, length = _asked_for(header, connection)
             if len(scratch) < length:
                 scratch = torch.empty(length, dtype=torch.uint8)
             given = scratch[:length]
             connection.fill(raw(given))
-            if header.kind in CHANGES:
+            if header.kind in HOW_TO_CHANGE:
                 given = given.view(header.dtype).view(header.shape)
             try:
                 with shard.lock:
@@ -117,9 +125,26 @@ def _asked_for(header: Header, connection: Connection) -> tuple[Change, int]:
     if header.kind == ADD_ENCODED:
         codec, length = take_codec(connection, header)
         return functools.partial(_add_encoded, codec), length
-    if header.kind not in CHANGES:
+    if header.kind not in HOW_TO_CHANGE:
         raise WireError(f"a frame of kind {header.kind} where a request was due")
-    return CHANGES[header.kind], header.nbytes
+    return HOW_TO_CHANGE[header.kind], header.nbytes
+
+
+def _send_changes(
+    connection: Connection, shard: Shard, name: str, own: int, has_read: dict[str, Tensor]
+) -> None:
+    """What the worker does not have yet; all, if nothing is known of what it has."""
+    with shard.lock:
+        value, by_others = shard.value.clone(), shard.changes - own
+    known = has_read.get(name)
+    message = None if known is None else written_changes(value, known)
+    has_read[name] = value
+    if message is None:
+        connection.send(_described(value, connection.run, by_others), raw(value))
+        return
+    shape = tuple(value.shape)
+    header = Header(CHANGES, connection.run, "", value.dtype, shape, len(message), by_others)
+    connection.send(header, raw(message))
 
 
 def _described(value: Tensor, run: bytes, by_others: int) -> Header:
@@ -152,7 +177,7 @@ def _add_encoded(codec: Codec, value: Tensor, message: Tensor, scale: float) -> 
 
 Change = Callable[[Tensor, Tensor, float], Tensor | None]
 
-CHANGES: dict[int, Change] = {WRITE: _write, ADD: _add, BLEND: _blend}
+HOW_TO_CHANGE: dict[int, Change] = {WRITE: _write, ADD: _add, BLEND: _blend}
 
 # What torch and codecs raise who cannot do that to this dtype, with this number, or with a message
 # of these bytes.

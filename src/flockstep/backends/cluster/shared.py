@@ -18,9 +18,11 @@ from flockstep.backends.cluster.wire import (
     ADD,
     ADD_ENCODED,
     BLEND,
+    CHANGES,
     CREATE,
     DONE,
     READ,
+    READ_CHANGES,
     REFUSED,
     TENSOR,
     WRITE,
@@ -32,7 +34,7 @@ from flockstep.backends.cluster.wire import (
     short_name,
 )
 from flockstep.codecs import Codec
-from flockstep.comm import SharedTensor
+from flockstep.comm import SharedTensor, apply_changes
 from flockstep.errors import WorkerLost
 
 CONNECT_SECONDS = 10.0
@@ -183,6 +185,8 @@ class ShardedTensor(CoordinatedTensor):
     landed. Under `on_failure="continue"` every worker keeps the value that it last saw: when a home
     is gone with its host, the first to notice makes the shard anew from it, at the next home."""
 
+    lands_whole = True  # shard by shard, as those of sharded parameter servers
+
     def __init__(
         self,
         comm: ClusterComm,
@@ -198,6 +202,7 @@ class ShardedTensor(CoordinatedTensor):
         self._keeps = comm.context.continues
         # Changes by others, as the home of the first shard counts them: it sees all, one at a time.
         self._landed = 0
+        self._arrived = 0  # bytes of the answers to a call
         homes = comm.ranks if home is None else comm.ranks[home : home + 1]
         bounds = [like.numel() * k // len(homes) for k in range(len(homes) + 1)]
         key = f"{comm.name} {name}"
@@ -227,6 +232,15 @@ class ShardedTensor(CoordinatedTensor):
         if whole.data_ptr() != out.data_ptr():
             out.copy_(whole.view(out.shape))
         self._has_read(self._landed)
+
+    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
+        own = _flat(known)
+        self._arrived = 0
+        self._all(Request(READ_CHANGES, number=is_as_read), answers=own)
+        if own.data_ptr() != known.data_ptr():
+            known.copy_(own.view(known.shape))
+        self._has_read(self._landed)
+        self._has_arrived(self._arrived)
 
     def _write(self, tensor: Tensor) -> None:
         self._all(Request(WRITE, _flat(tensor)))
@@ -325,19 +339,30 @@ class ShardedTensor(CoordinatedTensor):
             raise ConnectionError(f"the home at rank {shard.home} closed the connection")
         if header.kind == REFUSED:
             raise WireError(connection.payload(header).decode(errors="replace"))
-        if header.kind not in (TENSOR, DONE):
+        if header.kind not in (TENSOR, CHANGES, DONE):
             raise WireError(
                 f"rank {shard.home} answered for shared {self.name!r} "
                 f"with a frame of kind {header.kind}"
             )
         if shard is self._shards[0]:
             self._landed = int(header.number)
+        if header.kind == DONE:
+            return
+        if answers is None or header.shape != (shard.elements,) or header.dtype != self.dtype:
+            raise WireError(
+                f"rank {shard.home} answered for shared {self.name!r} with {header.shape}"
+            )
+        self._arrived += header.length
+        here = answers[shard.start : shard.end]
         if header.kind == TENSOR:
-            if answers is None or header.shape != (shard.elements,) or header.dtype != self.dtype:
-                raise WireError(
-                    f"rank {shard.home} answered for shared {self.name!r} with {header.shape}"
-                )
-            connection.fill(raw(answers[shard.start : shard.end]))
+            connection.fill(raw(here))
+            return
+        message = torch.empty(header.length, dtype=torch.uint8)
+        connection.fill(raw(message))
+        try:
+            apply_changes(message, here)
+        except ValueError as error:
+            raise WireError(f"rank {shard.home}, of shared {self.name!r}: {error}") from None
 
     def _again(self, shard: ShardLocation, request: Request, answers: Tensor | None) -> None:
         """Make the shard anew at its new home, unless another worker has, and ask there."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flockstep.errors import FlockstepError
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"FS"
 MAX_DIMENSIONS = 8
 MAX_MESSAGE_BYTES = 1 << 24
@@ -49,8 +49,11 @@ TOKEN_BYTES = 32
     BLEND,
     DONE,
     ADD_ENCODED,
-) = KINDS = tuple(range(1, 13))
-WITH_TENSOR = (TENSOR, CREATE, READ, WRITE, ADD, BLEND)
+    READ_CHANGES,
+    CHANGES,
+) = KINDS = tuple(range(1, 15))
+READS = (READ, READ_CHANGES)  # they describe the tensor that is wanted
+WITH_TENSOR = (TENSOR, CREATE, *READS, WRITE, ADD, BLEND)
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -126,7 +129,7 @@ class Header:
             raise WireError(f"the name of a frame is wrong (got {name!r})") from None
         header = cls(kind, run, text, DTYPES[dtype], tuple(shape[:dimensions]), length, number)
         if kind in WITH_TENSOR:
-            expected = 0 if kind == READ else header.nbytes
+            expected = 0 if kind in READS else header.nbytes
             _require(
                 length == expected, f"the length, for {header.shape} of {header.dtype},", length
             )
@@ -134,6 +137,8 @@ class Header:
             longest = MAX_MESSAGE_BYTES
             if kind == ADD_ENCODED:
                 longest = MAX_ENCODED_FACTOR * header.nbytes + MAX_ENCODED_REST
+            elif kind == CHANGES:
+                longest = header.nbytes
             _require(length <= longest, f"the length, at most {longest},", length)
         return header
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from flockstep.backends.local.arena import ALIGNMENT, Arena
 from flockstep.backends.local.process_slot import ProcessSlot
 from flockstep.codecs import Codec
-from flockstep.comm import Meter, SharedTensor, add_decoded
+from flockstep.comm import Meter, SharedTensor, add_decoded, read_changes_nbytes
 
 
 def _header_words(members: int) -> int:
@@ -67,6 +67,13 @@ class LocalShared(SharedTensor):
     def _read(self, out: Tensor) -> None:
         landed = self._changes_by_others()
         out.copy_(self._value)
+        self._note(landed, reads=True)
+
+    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
+        landed = self._changes_by_others()
+        now = self._value.clone()  # others may change it while elements are counted
+        self._has_arrived(read_changes_nbytes(now, known) if is_as_read else now.nbytes)
+        known.copy_(now)
         self._note(landed, reads=True)
 
     def _write(self, tensor: Tensor) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flockstep.backends.ray.worker import node_id
 from flockstep.codecs import Codec
-from flockstep.comm import add_decoded
+from flockstep.comm import add_decoded, written_changes
 
 # Elements that are worked on at once: few enough to stay in the cache from one operation to the
 # next.
@@ -89,6 +89,7 @@ class HomeActor:
         self._memory: dict[str, MemoryHandle] = {}
         self._descriptors: dict[str, int] = {}
         self._shards: dict[str, Tensor] = {}
+        self._has_read: dict[str, Tensor] = {}  # by reader: what it has, if it reads only changes
 
     def hold(self, key: str, nbytes: int, dtype: torch.dtype) -> MemoryHandle:
         """Make the shard of that key unless it is there. Every worker asks; all get the same."""
@@ -108,6 +109,8 @@ class HomeActor:
         for key in [key for key in self._memory if key.startswith(run)]:
             os.close(self._descriptors.pop(key))
             del self._memory[key], self._shards[key]
+        for reader in [reader for reader in self._has_read if reader.startswith(run)]:
+            del self._has_read[reader]
 
     @ray.method(concurrency_group="beat")
     def beat(self) -> None:
@@ -118,19 +121,27 @@ class HomeActor:
     def read(self, key: str) -> Bytes:
         return as_bytes(self._shards[key])
 
+    def read_changes(self, key: str, reader: str, is_as_read: bool) -> tuple[bool, Bytes]:
+        """Whether this is the whole value, and the bytes."""
+        value = self._shards[key].clone()
+        known = self._has_read.get(reader) if is_as_read else None
+        message = None if known is None else written_changes(value, known)
+        self._has_read[reader] = value
+        return message is None, as_bytes(value if message is None else message)
+
     def write(self, key: str, data: Bytes) -> None:
         as_bytes(self._shards[key])[:] = data
 
     def add(self, key: str, data: Bytes, scale: float) -> None:
-        add(self._shards[key], _readable(data, self._shards[key].dtype), scale)
+        add(self._shards[key], readable(data, self._shards[key].dtype), scale)
 
     def add_encoded(self, key: str, codec: Codec, data: Bytes, scale: float) -> None:
-        add_decoded(codec, _readable(data, torch.uint8), self._shards[key], scale)
+        add_decoded(codec, readable(data, torch.uint8), self._shards[key], scale)
 
     def blend(self, key: str, data: Bytes, weight: float) -> Bytes:
         value = self._shards[key]
         before = torch.empty_like(value)
-        blend(value, _readable(data, value.dtype), weight, before)
+        blend(value, readable(data, value.dtype), weight, before)
         return as_bytes(before)
 
 
@@ -141,7 +152,7 @@ def as_bytes(tensor: Tensor) -> Bytes:
     return result
 
 
-def _readable(data: Bytes, dtype: torch.dtype) -> Tensor:
+def readable(data: Bytes, dtype: torch.dtype) -> Tensor:
     """A tensor of what the object store shows, only to be read: torch warns of that."""
     if not len(data):
         return torch.empty(0, dtype=dtype)

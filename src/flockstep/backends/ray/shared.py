@@ -17,7 +17,7 @@ from torch import Tensor
 from flockstep.backends.cluster import ClusterComm, CoordinatedTensor, MakeShared
 from flockstep.backends.ray import homes as memory
 from flockstep.codecs import Codec
-from flockstep.comm import add_decoded
+from flockstep.comm import add_decoded, apply_changes, read_changes_nbytes
 from flockstep.errors import WorkerLost
 
 Finish = Callable[[], None] | None
@@ -31,6 +31,10 @@ class ShardAccess(ABC):
 
     @abstractmethod
     def read(self, out: Tensor) -> Finish: ...
+
+    @abstractmethod
+    def read_changes(self, known: Tensor, is_as_read: bool) -> Callable[[], int]:
+        """Of which the end says how many bytes have travelled."""
 
     @abstractmethod
     def write(self, tensor: Tensor) -> Finish: ...
@@ -54,6 +58,12 @@ class MappedShard(ShardAccess):
     def read(self, out: Tensor) -> None:
         out.copy_(self.value)
 
+    def read_changes(self, known: Tensor, is_as_read: bool) -> Callable[[], int]:
+        now = self.value.clone()  # others may change it while elements are counted
+        nbytes = read_changes_nbytes(now, known) if is_as_read else now.nbytes
+        known.copy_(now)
+        return lambda: nbytes
+
     def write(self, tensor: Tensor) -> None:
         self.value.copy_(tensor)
 
@@ -70,12 +80,26 @@ class MappedShard(ShardAccess):
 class RemoteShard(ShardAccess):
     """A shard whose home is on another host. It has changed when the home has answered."""
 
-    def __init__(self, actor: Any, key: str) -> None:
+    def __init__(self, actor: Any, key: str, reader: str) -> None:
         self._actor = actor
         self._key = key
+        self._reader = reader  # whose handle this is
 
     def read(self, out: Tensor) -> Finish:
         return self._answer(self._actor.read.remote(self._key), out)
+
+    def read_changes(self, known: Tensor, is_as_read: bool) -> Callable[[], int]:
+        reference = self._actor.read_changes.remote(self._key, self._reader, is_as_read)
+
+        def finish() -> int:
+            is_whole, answer = ray.get(reference)
+            if is_whole:
+                memory.as_bytes(known)[:] = answer
+            else:
+                apply_changes(memory.readable(answer, torch.uint8), known)
+            return len(answer)
+
+        return finish
 
     def write(self, tensor: Tensor) -> Finish:
         return self._answer(self._actor.write.remote(self._key, memory.as_bytes(tensor)))
@@ -136,9 +160,12 @@ class RayShared(CoordinatedTensor):
         except RayActorError as error:
             raise self._lost_home(error) from error
         self._shards: list[ShardAccess] = []
+        reader = f"{key} {comm.rank}"
         for (home, _), shard in zip(spans, held, strict=True):
             value = shard.map(self.dtype)
-            self._shards.append(RemoteShard(home, key) if value is None else MappedShard(value))
+            self._shards.append(
+                RemoteShard(home, key, reader) if value is None else MappedShard(value)
+            )
         self._answer = np.empty(0, dtype=np.uint8)
         if is_first:
             self._write(like)
@@ -149,6 +176,17 @@ class RayShared(CoordinatedTensor):
         self._all(lambda shard, span: shard.read(flat[span]))
         if not fits:
             out.copy_(flat.view(out.shape))
+
+    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
+        flat = _flat(known)
+
+        def ask(shard: ShardAccess, span: slice) -> Finish:
+            finish = shard.read_changes(flat[span], is_as_read)
+            return lambda: self._has_arrived(finish())
+
+        self._all(ask)
+        if flat.data_ptr() != known.data_ptr():
+            known.copy_(flat.view(known.shape))
 
     def _write(self, tensor: Tensor) -> None:
         flat = _flat(tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from flockstep.backends.sim.scheduler import (
 )
 from flockstep.backends.sim.shared import Home, SimShared
 from flockstep.backends.sim.transfers import Plan, Transfers
+from flockstep.codecs import Codec
 from flockstep.comm import (
     Background,
     Comm,
@@ -245,6 +246,18 @@ class SimComm(Comm):
         call = f"shared({name!r}: {shared_form(like, home)})"
         (place,) = self._collective(call, like.detach(), settle, _free)
         return SimShared(name, place, self._scheduler, self._slot, self.rank, self.meter)
+
+    def _add_to_each(
+        self,
+        tensors: Sequence[SharedTensor],
+        tensor: Tensor,
+        scale: float,
+        codec: Codec | None,
+        message: Tensor | None,
+    ) -> None:
+        ours = [each for each in tensors if isinstance(each, SimShared)]
+        if ours:
+            ours[0].add_to_each(ours, tensor, scale, codec, message)
 
     # --- collectives ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from flockstep.backends.sim.scheduler import Scheduler
 from flockstep.backends.sim.shared import Home
 from flockstep.backends.sim.transfers import Transfers
 from flockstep.errors import CheckpointError
+from flockstep.network import MODEL
 
 OF_HOMES = ("changes", "holder", "turn", "takes_turns")
 
@@ -35,6 +36,7 @@ def saved_world(
         return None
     lost = [slot for slot in scheduler.slots if slot.loss is not None]
     return {
+        "model": MODEL,
         "groups": {name: _saved_group(group) for name, group in groups.items()},
         "journals": journals,
         "streams": scheduler.streams.saved(),
@@ -49,6 +51,11 @@ def load_world(scheduler: Scheduler, groups: dict[str, SimGroup], transfers: Tra
     """
     told = [slot.going_back or (None, None) for slot in scheduler.slots]
     world = next(world for _, world in told if world is not None)
+    if world.get("model") != MODEL:
+        raise CheckpointError(
+            "the checkpoint is of an earlier simulator, whose network was another: its run cannot "
+            "go on in this one"
+        )
     for name, saved in world["groups"].items():
         homes = groups[name].homes if name in groups else {}
         missing = [home for home in saved["homes"] if home not in homes]
@@ -67,7 +74,7 @@ def load_world(scheduler: Scheduler, groups: dict[str, SimGroup], transfers: Tra
     states = [unused if own is None else own["torch"] for own, _ in told]
     scheduler.streams.load(world["streams"], states)
     transfers.load(world["transfers"])
-    for rank, death, steps in world.get("lost", ()):  # older checkpoints know of none
+    for rank, death, steps in world["lost"]:
         if scheduler.slots[rank].loss is None:
             scheduler.bury(scheduler.slots[rank], death, steps)
 

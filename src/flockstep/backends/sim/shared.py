@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from flockstep.backends.sim.journal import Entry
 from flockstep.backends.sim.scheduler import Scheduler, Slot
 from flockstep.backends.sim.transfers import Transfers
 from flockstep.codecs import Codec
-from flockstep.comm import Meter, SharedTensor, add_decoded
+from flockstep.comm import AS_SAVED, Meter, SharedTensor, add_decoded, read_changes_nbytes
 from flockstep.errors import FlockstepError, MessageLost
 from flockstep.network import Link
 
@@ -54,14 +54,17 @@ class Home:
         # Told when a change has landed, in the order they came.
         self.watchers: list[Callable[[int], None]] = []
 
-    def carry(self, rank: int, ticks: int, stream: Stream, done: Callable[[int], None]) -> None:
-        """Have a stream travel to or from here, from now on."""
-        if not stream.work:
-            done(ticks + stream.delay)
+    def carry(
+        self, rank: int, ticks: int, streams: list[Stream], done: Callable[[int], None]
+    ) -> None:
+        """Have streams travel to or from here, from now on; on a link of its own that is one."""
+        if not any(stream.work for stream in streams):
+            done(ticks + max(stream.delay for stream in streams))
         elif self.own_link is not None:
+            (stream,) = streams
             self.own_link.carry(rank, ticks, stream, done)
         else:
-            self.transfers.carry_to_home(rank, ticks, stream, done)
+            self.transfers.carry_to_home(rank, ticks, streams, done)
 
     def was_under_way(self, rank: int) -> bool:
         """Whether that worker had begun a transfer when the run was saved, and has not gone on with
@@ -107,12 +110,15 @@ class _Part:
 
     call: str
     heard: list[Any]
+    streams: Callable[[], list[Stream]] | None = None  # asked when its turn has come
+    home: Home | None = None  # that these go to or come from
     act: Callable[[], None] | None = None
-    stream: Stream | None = None
 
 
 class SimShared(SharedTensor):
     """One worker's handle on a home."""
+
+    lands_whole = True
 
     def __init__(
         self, name: str, home: Home, scheduler: Scheduler, slot: Slot, rank: int, meter: Meter
@@ -136,15 +142,46 @@ class SimShared(SharedTensor):
         return self._home.value.clone()
 
     def known(self) -> list[int]:
-        return [self._known, self._changes]
+        return [self._known, self._changes, self._as_read is not None]
 
     def know(self, known: list[int]) -> None:
-        self._known, self._changes = known
+        self._known, self._changes, has_read_changes = known
+        self._as_read = AS_SAVED if has_read_changes else None
 
     def _read(self, out: Tensor) -> None:
         call = self._call("read")
         parts = [self._reading(call, out), *self._answer(call)]
         self._learn_again(self._perform(parts), reads=True, changes=False)
+
+    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
+        call, nbytes = self._call("read_changes"), torch.tensor(self._home.value.nbytes)
+        is_counted = False
+
+        def count() -> None:
+            """As soon as it is known, or was in the past."""
+            nonlocal is_counted
+            if not is_counted:
+                is_counted = True
+                self._has_arrived(int(nbytes))
+
+        def read() -> None:
+            value = self._home.value
+            if is_as_read:
+                nbytes.fill_(read_changes_nbytes(value, known))
+            count()
+            known.copy_(value)
+            self._note(reads=True, changes=False)
+
+        def answer() -> list[Stream]:
+            count()
+            stream, _ = self._message(self._way_back, 1, False, None, int(nbytes))
+            return [stream]
+
+        parts = [_Part(call, [known, nbytes], act=read)]
+        if not (self.is_home or self.meter.paused):
+            parts.append(_Part(f"{call}, on its way back", [], answer, self._home))
+        self._learn_again(self._perform(parts), reads=True, changes=False)
+        count()
 
     def _write(self, tensor: Tensor) -> None:
         def write() -> None:
@@ -217,6 +254,41 @@ class SimShared(SharedTensor):
         past = self._perform([*request, self._landing(call, act, is_lost)])
         self._learn_again(past, reads=False, changes=True)
 
+    def add_to_each(
+        self,
+        tensors: Sequence[SimShared],
+        tensor: Tensor,
+        scale: float,
+        codec: Codec | None,
+        message: Tensor | None,
+    ) -> None:
+        """On behalf of the same worker: add to all of these. Messages leave one after the other,
+        or together where links are shared; all land when the last has arrived.
+        """
+        call = self._call("add_to_each")
+        parts, landings, streams, latency = [], [], [], 0
+        for place, each in enumerate(tensors):
+            act = partial(each._add_now, tensor, scale)
+            if codec is not None and message is not None:
+                act = partial(add_decoded, codec, message, each._home.value, scale)
+            landings.append(each._landing(f"{call}, landing at {each._home.owner}", act, False))
+            if each.is_home or self.meter.paused:
+                continue
+            nbytes = tensor.nbytes if message is None else message.nbytes
+            stream, _ = each._message(each._way_there, place, False, None, nbytes)
+            streams.append(stream)
+            latency = max(latency, stream.delay)
+            leaving = replace(stream, delay=0)
+            parts.append(_Part(f"{call}, leaving", [], partial(list, [leaving]), each._home))
+        if self._home.own_link is None and streams:
+            parts = [_Part(f"{call}, under way", [], lambda: streams, self._home)]
+        elif latency:
+            rest = [Stream(0, latency)]
+            parts.append(_Part(f"{call}, under way", [], lambda: rest, self._home))
+        past = self._perform([*parts, *landings])
+        for each, entry in zip(tensors, past, strict=False):
+            each._learn_again([entry], reads=False, changes=True)
+
     # --- the parts of a call ----------------------------------------------------------------------
 
     def _reading(self, call: str, out: Tensor) -> _Part:
@@ -249,14 +321,14 @@ class SimShared(SharedTensor):
         if self.is_home or self.meter.paused:
             return [], False
         stream, is_lost = self._message(self._way_there, 0, may_be_lost, None, nbytes)
-        return _travelling(f"{call}, under way", stream), is_lost
+        return self._travelling(f"{call}, under way", stream), is_lost
 
     def _answer(self, call: str) -> list[_Part]:
         """What travels back to who has asked; asking itself costs nothing."""
         if self.is_home or self.meter.paused:
             return []
         stream, _ = self._message(self._way_back, 1, False, None)
-        return _travelling(f"{call}, on its way back", stream)
+        return self._travelling(f"{call}, on its way back", stream)
 
     def _answer_to_request(
         self, call: str, may_be_lost: bool, is_unasked: bool
@@ -267,7 +339,12 @@ class SimShared(SharedTensor):
         stream, is_lost = self._message(self._way_back, 2, may_be_lost, self._way_there)
         if is_unasked:
             stream = Stream(0, stream.work + stream.delay)
-        return _travelling(f"{call}, on its way back", stream), is_lost
+        return self._travelling(f"{call}, on its way back", stream), is_lost
+
+    def _travelling(self, call: str, stream: Stream) -> list[_Part]:
+        if not stream.work and not stream.delay:
+            return []
+        return [_Part(call, [], lambda: [stream], self._home)]
 
     def _message(
         self,
@@ -307,21 +384,21 @@ class SimShared(SharedTensor):
 
     def _perform(
         self, parts: list[_Part], first: Callable[[], int | None] | None = None
-    ) -> Entry | None:
+    ) -> list[Entry]:
         """Do one part after the other, each in its turn; the worker sleeps until all are done. Of a
         worker that goes on from a checkpoint some may lie in the past: return what the journal has
-        of the one that acts.
+        of those that act.
         """
-        past = None
+        past: list[Entry] = []
         for index, part in enumerate(parts):
             run = first if first and not index else partial(self._run, parts[index:])
-            if part.stream is not None:
-                self._slot.is_made_again = self._home.was_under_way(self._slot.rank)
+            if part.home is not None:
+                self._slot.is_made_again = part.home.was_under_way(self._slot.rank)
             entry = self._scheduler.ordered(self._slot, part.call, run, part.heard)
             if entry is None:  # it was done now, with all that follow
                 return past
             if part.act is not None:
-                past = entry
+                past.append(entry)
         return past
 
     def _run(self, parts: list[_Part]) -> int | None:
@@ -331,7 +408,7 @@ class SimShared(SharedTensor):
             part.act()
             return self._go_on(rest, slot.clock)
 
-        assert part.stream is not None
+        assert part.streams is not None and part.home is not None
         began = slot.clock
 
         def arrived(ticks: int) -> None:
@@ -344,7 +421,7 @@ class SimShared(SharedTensor):
             self._scheduler.next_part(slot, ticks, rest[0].call, rest[0].heard)
             self._scheduler.queue(slot, partial(self._run, rest))
 
-        self._home.carry(slot.rank, began, part.stream, arrived)
+        part.home.carry(slot.rank, began, part.streams(), arrived)
         return None
 
     def _go_on(self, rest: list[_Part], ticks: int) -> int | None:
@@ -370,10 +447,11 @@ class SimShared(SharedTensor):
         if reads:
             self._has_read(by_others)
 
-    def _learn_again(self, past: Entry | None, reads: bool, changes: bool) -> None:
+    def _learn_again(self, past: list[Entry], reads: bool, changes: bool) -> None:
         """What a call that lies in the past has taught its caller."""
-        if past is not None and past.changes is not None:
-            self._learn(past.changes, reads, changes)
+        for entry in past:
+            if entry.changes is not None:
+                self._learn(entry.changes, reads, changes)
 
     def _wait_until(self, holds: Callable[[Tensor], bool], out: Tensor) -> None:
         home, call = self._home, self._call("wait_until")
@@ -451,10 +529,6 @@ class SimShared(SharedTensor):
                 "cannot be in the background"
             )
         return f"{verb} of shared {self.name!r}"
-
-
-def _travelling(call: str, stream: Stream) -> list[_Part]:
-    return [_Part(call, [], stream=stream)] if stream.work or stream.delay else []
 
 
 def _nothing() -> None:

@@ -201,10 +201,10 @@ class Transfers:
         """The link to a new shared tensor; None: it is one of those that all share."""
         return FairLink(self._scheduler) if self._shared is None else None
 
-    def carry_to_home(self, rank: int, ticks: int, stream: Stream, done: Done) -> None:
+    def carry_to_home(self, rank: int, ticks: int, streams: Sequence[Stream], done: Done) -> None:
         """Begin at once, in the order of all calls."""
         assert self._shared is not None
-        self._shared.carry(rank, ticks, [[stream]], done)
+        self._shared.carry(rank, ticks, [streams], done)
 
     def carry(self, slots: Sequence[Slot], ticks: int, rounds: Rounds, done: Done) -> None:
         """From `ticks` on, for workers who have met; what travels in the background is charged as
