@@ -24,9 +24,11 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -m 'not cluster' $(XDIST)
 
-# One at a time: workers that are killed must be missed within seconds, and a test starts up to 16 processes.
+# Those that measure time one at a time: workers that are killed must be missed within seconds, and a test starts up to
+# 16 processes.
 test-cluster: setup
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m 'cluster and not alone' $(XDIST)
+	$(BIN)/python -m pytest -m 'cluster and alone'
 
 check: setup
 	$(BIN)/ruff format --check .

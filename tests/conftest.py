@@ -56,6 +56,21 @@ CLUSTER_FILES = {
     "test_wire.py",
 }
 
+# Those of them, and tests elsewhere, that need the machine for themselves: who is killed or stands
+# still must be missed within seconds, and others' clocks must not wait for a core.
+ALONE = {
+    "test_failures.py",
+    "test_frozen_workers.py",
+    "test_jobs.py",
+    "test_left_behind.py",
+    "test_local.py",
+    "test_lost_workers.py",
+    "test_on_the_clock.py",
+    "test_ray.py",
+    "test_several_hosts.py",
+    "test_wire.py",
+}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     the mark themselves.
 
     `make test` runs the others, the contract in the simulator and on local processes among them;
-    `make test-cluster` runs these.
+    `make test-cluster` runs these, first those that can share the machine, then one after the other
+    those that are marked as `alone`.
 
     Where xdist divides the tests among processes, one of them has all of torchrun's and Ray's: the
     others need not start the eight processes of the one and the dozen of the other."""
@@ -75,6 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_far = item.path.name in CLUSTER_FILES or named & {"torchrun", "ray"}
         if is_far or (named & set(KEPT) and not is_contract):
             item.add_marker(pytest.mark.cluster)
+        if item.path.name in ALONE or item.get_closest_marker("wall_clock"):
+            item.add_marker(pytest.mark.alone)
         if named & {"torchrun", "ray"}:
             item.add_marker(pytest.mark.xdist_group("torchrun and Ray"))
         if item.get_closest_marker("wall_clock"):
