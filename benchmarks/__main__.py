@@ -25,6 +25,7 @@ from benchmarks import (
     on_torchrun,
     report,
     simulator,
+    sparse,
     studies,
     tracing,
 )
@@ -44,6 +45,7 @@ BENCHMARKS = tuple(
         on_ray,
         codec_speed,
         data_speed,
+        sparse,
         studies,
     )
     for benchmark in module.BENCHMARKS
