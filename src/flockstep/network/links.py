@@ -23,7 +23,7 @@ Matrix = tuple[tuple[float, ...], ...]
 MEASURED_FRAMING = 1.00295
 MEASURED_SECONDS_PER_SUMMED_BYTE = 2.161e-10
 
-MODEL = 1
+MODEL = 2
 """Raised when the same network comes to give other times. Part of the id of simulated runs whose
 workers share tensors."""
 
