@@ -285,7 +285,8 @@ def test_the_page_of_programs_runs(capsys):
     said = re.match(r"accuracy (.*), (.*) bytes sent by rank 0, ", capsys.readouterr().out)
     accuracy, nbytes = map(float, said.groups())
     assert accuracy > 0.8
-    assert nbytes == 4 * 640 + 200 * 6 * 8 + 50 * 4 * 640 + 4 * 640
+    messages, whole = 200 * 6 * 8, 4 * 640
+    assert messages + 2 * whole < nbytes < messages + 2 * whole + 50 * whole / 4  # reads of changes
     exec(compile(second, "own_program.md", "exec"), names)
     assert capsys.readouterr().out == "1.0 1.0 1.0\n"
 

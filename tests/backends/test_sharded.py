@@ -44,18 +44,23 @@ def homes() -> Iterator[list[ExitStack]]:
         yield closers
 
 
-def shared_by(
-    homes: list[Any], stack: ExitStack, continues: bool, like: torch.Tensor
-) -> ShardedTensor:
-    """The shared tensor as the worker of rank 0 sees it. It has no control channel: nobody
-    takes a lock here.
-    """
+def comm_and_peers(
+    homes: list[Any], stack: ExitStack, continues: bool
+) -> tuple[ClusterComm, Peers]:
+    """Of the worker of rank 0. It has no control channel: nobody takes a lock here."""
     control: Any = SimpleNamespace(rank=0, lost_launchers=set())
     peers = Peers(Directory(tuple(home.address for home in homes), RUN, TOKEN), 0)
     stack.callback(lambda: [connection.close() for connection in peers._connections.values()])
     context: Any = WorkerContext(control, None, 0, continues, None, None)  # type: ignore[arg-type]
+    return ClusterComm(context, "world", RANKS), peers
+
+
+def shared_by(
+    homes: list[Any], stack: ExitStack, continues: bool, like: torch.Tensor
+) -> ShardedTensor:
+    """The shared tensor as the worker of rank 0 sees it."""
     return ShardedTensor(
-        ClusterComm(context, "world", RANKS), peers, "centre", like, None, is_first=True
+        *comm_and_peers(homes, stack, continues), "centre", like, None, is_first=True
     )
 
 
@@ -185,3 +190,49 @@ def test_homes_know_the_codecs_of_the_program(homes):
         centre = shared_by(homes, stack, False, torch.zeros(10))
         centre.add(torch.ones(10), codec=Scaled((3.0, 4.0), "näme"))
         assert centre.read().tolist() == [3.0] * 10
+
+
+def mailboxes_of(homes: list[Any], stack: ExitStack, continues: bool) -> list[ShardedTensor]:
+    """One at each of the other ranks, as the worker of rank 0 sees them."""
+    comm, peers = comm_and_peers(homes, stack, continues)
+    return [
+        ShardedTensor(comm, peers, f"box {rank}", torch.zeros(6), rank, is_first=True)
+        for rank in RANKS[1:]
+    ]
+
+
+@pytest.mark.parametrize("codec", [None, fs.Float16()], ids=str)
+def test_all_homes_are_asked_before_any_answer_is_awaited(homes, monkeypatch, codec):
+    said = []
+    for name in ("_ask", "_take"):
+        plain = getattr(ShardedTensor, name)
+
+        def noted(self, shard, what, plain=plain, name=name):
+            said.append((name, shard.home))
+            plain(self, shard, what)
+
+        monkeypatch.setattr(ShardedTensor, name, noted)
+    with ExitStack() as stack:
+        boxes = mailboxes_of(homes, stack, continues=False)
+        said.clear()
+        change = torch.arange(6.0)
+        message = None if codec is None else codec.encode(change)
+        ShardedTensor._add_to_each(boxes, change, 2.0, codec, message)
+        assert said == [(name, home) for name in ("_ask", "_take") for home in (1, 2, 3)]
+        for box in boxes:
+            out = torch.empty(6)
+            box._read(out)
+            assert out.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_what_is_added_to_each_reaches_those_whose_home_is_lost(homes):
+    with ExitStack() as stack:
+        boxes = mailboxes_of(homes, stack, continues=True)
+        change = torch.arange(6.0)
+        ShardedTensor._add_to_each(boxes, change, 1.0, None, None)
+        homes[1].close()  # its mailbox moves to the next home, which is asked, too
+        ShardedTensor._add_to_each(boxes, change, 1.0, None, None)
+        for box in boxes:
+            out = torch.empty(6)
+            box._read(out)
+            assert torch.equal(out, 2 * change)

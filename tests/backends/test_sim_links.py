@@ -75,6 +75,107 @@ def test_equal_links_alone_give_the_closed_forms_to_the_tick(call, form):
     assert {ticks for _, ticks in ends} == {to_ticks(0.5) + to_ticks(seconds)}
 
 
+@pytest.mark.parametrize("form", ["matrix", "latencies", "site", "trace"])
+def test_what_all_want_of_one_worker_divides_what_it_can_carry_however_links_are_said(form):
+    """Readers and writers of one shared tensor; and one worker that sends to many."""
+
+    def program(comm):
+        homes = [comm.shared(f"{rank}", TENSOR, home=rank) for rank in range(W)]
+        comm.elapse(0.001 * comm.rank)
+        if comm.rank % 2:
+            homes[0].read()
+        else:
+            homes[0].add(TENSOR)
+        homes[3].blend(TENSOR, 0.5)
+        comm.barrier()
+        if comm.rank == 2:
+            comm.add_to_each([box for box in homes if not box.is_home], TENSOR)
+
+    plain, shared = (clocks(program, W, network) for network in (PLAIN, equal_links()[form]))
+    assert shared == pytest.approx(plain, rel=1e-12)
+    assert plain[2] - plain[0] == pytest.approx(ALPHA + 7 * N / RATE)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_what_travels_in_the_background_obeys_links_and_their_changes(is_traced):
+    """Alone, it takes what it takes in the foreground."""
+    trace = (fs.LinkChange(0.3, bandwidth=0.1, latency=3.0),) if is_traced else ()
+    sites = (fs.Site("here"), fs.Site("there"))
+    network = fs.Network(ALPHA, RATE, sites=sites, trace=trace)
+
+    def program(comm, is_hidden):
+        def exchange():
+            comm.broadcast(SECOND.clone())
+            comm.all_reduce(SECOND.clone())
+            if comm.rank == 0:
+                comm.send(SECOND, 3)
+            elif comm.rank == 3:
+                comm.recv(SECOND.clone(), 0)
+
+        if not is_hidden:
+            exchange()
+            return
+        with comm.in_background() as wait:
+            exchange()
+        wait()
+
+    seen, hidden = (
+        clocks(lambda comm, each=each: program(comm, each), 4, network) for each in (False, True)
+    )
+    assert hidden == pytest.approx(seen, rel=1e-12)
+
+
+def test_nosync_pays_for_slow_links_whether_or_not_its_centre_is_late():
+    network = fs.Network(ALPHA, RATE, trace=(fs.LinkChange(0.0, bandwidth=0.1),))
+    how = {"workers": 4, "steps": 5, "compute": 0.001}
+    slow, plain = (
+        fs.run("digits-mlp", fs.NoSync(0.1), network=each, **how).metrics["seconds"]
+        for each in (network, PLAIN)
+    )
+    assert slow > 5 * plain
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical", "torus"])
+def test_adding_up_takes_its_time_in_every_algorithm(algorithm):
+    def seconds(network, algorithm):
+        strategy = fs.SyncSGD(all_reduce=algorithm)
+        how = {"workers": 4, "steps": 1, "compute": 0.0, "network": network}
+        return fs.run("digits-mlp", strategy, **how).metrics["seconds"]
+
+    ideal = fs.Network(0.0, math.inf)
+    adding = fs.Network(0.0, math.inf, seconds_per_summed_byte=1e-9)
+    assert seconds(ideal, algorithm) == 0
+    took, flat = seconds(adding, algorithm), seconds(adding, "flat")
+    if algorithm == "ring":
+        assert took == pytest.approx(flat, rel=1e-3)
+    assert took >= 0.99 * flat > 0
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather", "broadcast", "barrier"])
+def test_a_ring_of_those_who_are_left_is_shorter(call):
+    def program(comm):
+        comm.elapse(0.1)
+        comm.barrier()
+        CALLS[call][0](comm)
+
+    def ends(network):
+        told = fs.launch(
+            lambda comm: (program(comm), comm.now())[1],
+            W,
+            network=network,
+            compute=0.0,
+            faults=fs.Faults(deaths={7: 0.05}),
+            on_failure="continue",
+        )
+        return told[:7]
+
+    form = getattr(costs, f"{call}_seconds")
+    seconds = form(PLAIN, 7) if call == "barrier" else form(PLAIN, 7, N)
+    expected = 0.1 + costs.barrier_seconds(PLAIN, 7) + seconds
+    assert ends(PLAIN) == pytest.approx([expected] * 7, rel=1e-9)
+    assert ends(equal_links()["matrix"]) == pytest.approx([expected] * 7, rel=1e-9)
+
+
 @pytest.mark.parametrize("workers", [2, 3, 5, 7])
 def test_a_broadcast_among_any_number_is_the_closed_form(workers):
     ends = run(lambda comm: comm.broadcast(TENSOR.clone()), workers, equal_links()["matrix"])

@@ -736,8 +736,8 @@ def test_a_home_sends_each_reader_what_it_does_not_have(served):
     readers = [served.join("tensors") for _ in range(2)]
     ask(readers[0], of(CREATE, served.run, "part", value), value)
 
-    def read(reader, has_it=1.0):
-        reader.send(of(wire.READ_CHANGES, served.run, "part", value, has_it))
+    def read(reader, handle=1.0):
+        reader.send(of(wire.READ_CHANGES, served.run, "part", value, handle))
         answer = reader.header()
         reader.payload(answer)
         return answer.kind, answer.length
@@ -748,7 +748,7 @@ def test_a_home_sends_each_reader_what_it_does_not_have(served):
         ask(readers[1], of(ADD, served.run, "part", change, 1.0), change)
 
     whole, nothing = (TENSOR, 4000), (wire.CHANGES, 8)
-    assert read(readers[0], 0.0) == whole
+    assert read(readers[0], -1.0) == whole
     assert read(readers[1]) == whole  # whatever it says: nothing was sent to it before
     assert read(readers[0]) == nothing
     add(slice(3))
@@ -756,7 +756,9 @@ def test_a_home_sends_each_reader_what_it_does_not_have(served):
     assert read(readers[0]) == nothing
     add(5)
     assert read(readers[1]) == (wire.CHANGES, 8 + 4 * 8)
-    assert read(readers[0], 0.0) == whole  # it no longer has what it was sent
+    assert read(readers[0], 2.0) == whole  # another handle of the same worker
+    assert read(readers[0]) == (wire.CHANGES, 8 + 1 * 8)
+    assert read(readers[0], -1.0) == whole  # it no longer has what it was sent
     for reader in readers:
         reader.close()
 

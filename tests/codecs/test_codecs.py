@@ -225,6 +225,14 @@ def test_half_precision_has_no_infinity():
     assert decoded.tolist() == pytest.approx([65504.0, -65504.0, 1 / 3], rel=1e-3)
 
 
+@pytest.mark.parametrize("codec", [fs.Float16(), fs.QuantisedTopK(0.5)], ids=str)
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_not_made_finite(codec, wrong):
+    tensor = torch.tensor([1.0, wrong, -2.0, 3.0])
+    decoded = codec.decode(codec.encode(tensor), tensor)
+    assert not decoded[1].isfinite()
+
+
 def test_a_threshold_sends_what_has_grown_beyond_it():
     codec, tensor = fs.Threshold(1.0), torch.tensor([0.4, -2.5, 0.0])
     memory = codec.memory(tensor)

@@ -113,18 +113,66 @@ def test_only_what_has_changed_since_is_read(launch):
         read([(3, 1.0), (3, -1.0)])
         read([(4, float("nan"))])
         read()
-        known[7] = 5.0  # so nobody knows any more what this worker has
+        known[7] = 5.0  # what a worker does to the outcome is its own affair
         read()
         read(into=torch.zeros(N))
-        read(into=torch.zeros(2, N)[1])
+        read([(5, 1.0)], into=torch.zeros(2, N)[1])
         return seen
 
     whole = 4 * N
     one, twenty, half = (expected_nbytes(changed, N, 4) for changed in (1, 20, 500))
-    expected = [whole, 8, one, twenty, half, whole, 8, one, 8, whole, whole, whole]
+    expected = [whole, 8, one, twenty, half, whole, 8, one, 8, 8, 8, one]
     first, *others = launch(program, 3)
     assert first == [0] * len(expected)  # it lives there
     assert others == [expected] * 2
+
+
+def test_what_is_read_is_right_whatever_is_done_to_the_outcome(launch):
+    """Tensors that lie where another has lain, changes that torch does not count, and handles that
+    know nothing of each other.
+    """
+
+    def program(comm):
+        for elements in (1000, 100_000):
+            shared = comm.shared(f"x{elements}", torch.ones(elements))
+            comm.barrier()
+            for _ in range(4):
+                assert shared.read_changes(torch.zeros(elements)).sum() == elements
+
+            out = torch.zeros(elements)
+            shared.read_changes(out).numpy()[:] = 7
+            assert shared.read_changes(out).sum() == elements
+            out.data.fill_(5)
+            assert shared.read_changes(out).sum() == elements
+            with torch.inference_mode():
+                assert shared.read_changes().sum() == elements
+
+            other = comm.shared(f"x{elements}", torch.ones(elements))
+            for value in (2.0, 3.0):
+                comm.barrier()
+                if comm.rank == 0:
+                    shared.write(torch.full((elements,), value))
+                comm.barrier()
+                assert other.read_changes().sum() == value * elements
+                assert shared.read_changes().sum() == value * elements
+            comm.barrier()
+        return True
+
+    assert launch(program, 2) == [True] * 2
+
+
+def test_looks_from_outside_teach_a_reader_nothing(launch):
+    def program(comm):
+        shared = comm.shared("x", torch.zeros(N))
+        for _ in range(2):
+            with comm.off_the_clock():
+                shared.read_changes()
+        before = comm.meter.bytes_sent
+        shared.read_changes()
+        comm.barrier()
+        return comm.meter.bytes_sent - before
+
+    assert launch(program, 2) == [4 * N] * 2
 
 
 def test_a_value_that_lives_in_several_places_is_read_as_well(launch):
@@ -133,7 +181,6 @@ def test_a_value_that_lives_in_several_places_is_read_as_well(launch):
     def program(comm):
         for dtype in (torch.float64, torch.bfloat16, torch.int64):
             shared = comm.shared(str(dtype), torch.zeros(40, 25, dtype=dtype))
-            known = torch.ones(40, 25, dtype=dtype)
             for step in range(4):
                 change = torch.zeros(40, 25, dtype=dtype)
                 change[step, comm.rank] = comm.rank + 1
@@ -141,7 +188,7 @@ def test_a_value_that_lives_in_several_places_is_read_as_well(launch):
                     shared.add(change)
                 comm.barrier()
                 before = comm.meter.bytes_sent
-                shared.read_changes(known)
+                known = shared.read_changes()
                 nbytes = comm.meter.bytes_sent - before
                 assert nbytes == 1000 * dtype.itemsize if step == 0 else 0 < nbytes < 200
                 assert torch.equal(known, shared.peek())
@@ -187,6 +234,45 @@ def test_one_change_for_each(launch, codec):
         torch.testing.assert_close(arrived, 2 * sum(others))
         message = 4 * N if codec is None else codec.encode(sent).nbytes
         assert nbytes == 2 * message
+
+
+def test_what_cannot_be_added_to_each_is_refused_and_forgets_nothing(launch):
+    codec, ones = fs.TopK(0.5), torch.ones(4)
+
+    def program(comm):
+        box = comm.shared("box", torch.zeros(4), home=0)
+        free = comm.shared("free", torch.zeros(4))
+        memory = codec.memory(ones)
+        memory.error.copy_(torch.tensor([3.0, 2.0, 1.0, 0.0]))
+        for line, arguments in [
+            ("'tensors' must be shared tensors .*got None", (None, ones)),
+            ("'tensors' must be shared tensors .*got tensor", ([box, ones], ones)),
+            ("'tensors' must .* each has a 'home' .*got 'free'", ([box, free], ones)),
+            ("'tensor' must be", ([box], None)),
+            (r"is torch.float32 of shape \(4,\)", ([box], torch.ones(3))),
+            ("'scale' must be", ([box], ones, "a")),
+        ]:
+            with pytest.raises((ValueError, fs.FlockstepError), match=line) as error:
+                comm.add_to_each(*arguments, codec=codec, memory=memory)
+            assert "\n" not in str(error.value)
+            assert memory.error.tolist() == [3, 2, 1, 0]
+        comm.barrier()
+        return box.read().tolist()
+
+    assert launch(program, 2) == [[0] * 4] * 2
+
+
+def test_each_may_be_told_by_a_generator_and_whole_numbers_stay_whole(launch):
+    def program(comm):
+        boxes = [comm.shared(f"box {rank}", torch.zeros(3, dtype=torch.int64), home=rank)
+                 for rank in range(comm.size)]  # fmt: skip
+        comm.add_to_each((box for box in boxes), torch.tensor([1, 2, 3]), 2)
+        with pytest.raises(ValueError, match="'scale' must be a whole number"):
+            comm.add_to_each(boxes, torch.tensor([1, 2, 3]), 0.5)
+        comm.barrier()
+        return boxes[comm.rank].read().tolist()
+
+    assert launch(program, 2) == [[4, 8, 12]] * 2
 
 
 # --- in virtual time ------------------------------------------------------------------------------
@@ -243,8 +329,7 @@ def test_nobody_waits_while_anothers_change_is_under_way():
 def test_a_read_of_changes_takes_the_time_of_its_bytes():
     def program(comm):
         shared = comm.shared("x", torch.zeros(N))
-        known = torch.zeros(N)
-        shared.read_changes(known)
-        shared.read_changes(known)
+        shared.read_changes()
+        shared.read_changes()
 
     assert timed(program, 1) == pytest.approx([0.05 + WORK + 0.05 + 8 / 1e5])

@@ -139,7 +139,7 @@ def test_the_two_published_all_reduces_are_met_within_a_per_cent(gigabits, measu
     network = fs.Network(0.0, gigabits * 125e6)
     fitted = network.as_measured()
     seconds = costs.all_reduce_seconds(fitted.between(range(4)), 4, nbytes)
-    seconds += costs.sum_seconds(fitted.seconds_per_summed_byte, 4, nbytes)
+    seconds += fitted.seconds_per_summed_byte * costs.summed_bytes(4, nbytes)
     assert seconds == pytest.approx(measured, rel=0.01)
     assert costs.all_reduce_seconds(network, 4, nbytes) == pytest.approx(measured, rel=0.07)
 

@@ -24,6 +24,8 @@ class Float16(Codec):
 
         x → min(max(x, −65,504), 65,504), rounded to 11 significant bits
 
+    What is not finite stays so: it must not look like a large number to who receives it.
+
     Workers' messages are summed on the way, in single precision, and rounded once.
 
     Bytes: 2 an element. A mean is one all-reduce of them.
@@ -57,5 +59,10 @@ class Float16(Codec):
 def _half(tensor: Tensor) -> Tensor:
     half = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)
     for block in blocks(tensor):
-        half[block] = tensor[block].clamp(-LARGEST, LARGEST)
+        part = tensor[block]
+        half[block] = part
+        least, most = torch.aminmax(part)
+        if not (least >= -LARGEST and most <= LARGEST):  # NaN is neither
+            nothing = part - part  # but NaN where it is ∞ − ∞
+            half[block] = part.clamp(-LARGEST, LARGEST).add_(nothing)
     return half

@@ -116,7 +116,8 @@ class QuantisedTopK(Codec):
         deviation = values.std(dim=1, keepdim=True, correction=min(1, values.shape[1] - 1))
         width = deviation.mul_(RANGE / count)
         width.masked_fill_(width == 0, 1)
-        bins = values.sub(mean).div_(width).add_(count / 2).round_().clamp_(0, count - 1).long()
+        bins = values.sub(mean).div_(width).add_(count / 2).round_().clamp_(0, count - 1)
+        bins = bins.nan_to_num_(0).long()  # what is not finite makes its bin's mean so
         sums = values.new_zeros(len(values), count).scatter_add_(1, bins, values)
         sizes = values.new_zeros(len(values), count).scatter_add_(1, bins, torch.ones_like(values))
         return bins, sums.div_(sizes.clamp_(min=1)).float()

@@ -20,7 +20,9 @@ class Threshold(Codec):
 
         x_j → τ if x_j > τ, −τ if x_j < −τ, else 0
 
-    With error feedback: a value of 3τ is sent in three messages.
+    With error feedback: a value of 3τ is sent in three messages. Messages know no other value than
+    ±τ, so one that is not a number stays in the error, unsent; `fs.run` stops where a loss is not
+    finite.
 
     Bytes: 4 for each element beyond τ: its place and, in one bit, its sign.
 

@@ -23,11 +23,10 @@ from flockstep.comm.encoding import add_decoded
 from flockstep.comm.handles import HANDLE, Background, handle
 from flockstep.comm.meter import Meter, staleness_from
 from flockstep.comm.reduction import REDUCTIONS, reduce_in_rank_order
-from flockstep.comm.shared_tensor import AS_SAVED, SharedTensor
+from flockstep.comm.shared_tensor import SharedTensor
 from flockstep.comm.trace import EVENT_KINDS, Trace, events_per_worker
 
 __all__ = [
-    "AS_SAVED",
     "EVENT_KINDS",
     "HANDLE",
     "REDUCTIONS",

@@ -136,6 +136,7 @@ def sum_at_first(
         if place + distance < len(ranks):
             with accept:
                 tensor.add_(comm.recv(torch.empty_like(tensor), ranks[place + distance]))
+                comm.has_summed(tensor.nbytes)
         distance *= 2
 
 
@@ -179,6 +180,7 @@ def _reduce_scatter(comm: Comm, chunks: Sequence[Tensor]) -> None:
         arriving.add_(
             _pass_on(comm, chunks[(comm.rank - step) % comm.size], torch.empty_like(arriving))
         )
+        comm.has_summed(arriving.nbytes)
 
 
 def _all_gather(comm: Comm, chunks: Sequence[Tensor]) -> None:

@@ -5,7 +5,7 @@
     values      k elements, as they are now
 
 Where that is no shorter than the value itself, the value itself travels. Either way the reader has
-the value then, to the bit.
+the value then, to the bit. Between hosts a value lives in parts: each has a message of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 COUNT_BYTES = 8
 INDEX_BYTES = 4
+MAX_INDEX = (1 << 31) - 1
 
 # Bits are compared as integers: −0 is not 0, and what is not a number equals itself.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -80,8 +81,10 @@ def _differing(value: Tensor, known: Tensor) -> Tensor:
 
 
 def _where_nbytes(changed: int, elements: int) -> int:
-    return min(INDEX_BYTES * changed, -(-elements // 8))
+    bits = -(-elements // 8)
+    return bits if elements > MAX_INDEX else min(INDEX_BYTES * changed, bits)
 
 
 def _has_indices(changed: int, elements: int) -> bool:
-    return INDEX_BYTES * changed == _where_nbytes(changed, elements)
+    is_short = INDEX_BYTES * changed == _where_nbytes(changed, elements)
+    return is_short and elements <= MAX_INDEX

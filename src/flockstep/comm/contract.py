@@ -293,36 +293,24 @@ class Comm(ABC):
     ) -> Tensor:
         """Add `scale` times `tensor` to each of several shared tensors, of which each lives at one
         worker, and return what was sent: the tensor, or what the codec's message stands for, of
-        which all get the same. No message waits for the arrival of the one before.
+        which all get the same. In the simulator and under torchrun no message waits for the arrival
+        of the one before.
         """
+        require_tensor("tensor", tensor)
+        tensors = _one_home_each(tensors)
+        for each in tensors:
+            scale = each._checked_scale(tensor, scale)
         require_encodable(tensor, codec, memory)
         message, sent = None, tensor.detach()
         if codec is not None:
             message = encoded(codec, tensor, memory)
             sent = decoded(codec, message, tensor)
-        for each in tensors:
-            each._check(tensor)
         with self.meter.call("add_to_each"):
             for each in tensors:
                 each._count(sent.nbytes if message is None else message.nbytes)
-            self._add_to_each(tensors, sent, scale, codec, message)
+            if tensors:
+                type(tensors[0])._add_to_each(tensors, sent, scale, codec, message)
         return sent
-
-    def _add_to_each(
-        self,
-        tensors: Sequence[SharedTensor],
-        tensor: Tensor,
-        scale: float,
-        codec: Codec | None,
-        message: Tensor | None,
-    ) -> None:
-        """Add what was sent, of which this is the codec's message, if it has one."""
-        for each in tensors:
-            with each.changing():
-                if codec is None or message is None:
-                    each._add(tensor, scale)
-                else:
-                    each._add_encoded(codec, [message], scale, tensor)
 
     @functools.cached_property
     def kept_in(self) -> dict[Any, Any]:
@@ -438,6 +426,11 @@ class Comm(ABC):
         The simulator's clock stands still inside; elsewhere all is done inside. Not for shared
         tensors."""
         yield Background(comm=self)
+
+    def has_summed(self, nbytes: float) -> None:  # noqa: B027
+        """Said by algorithms that add up what others have sent: in virtual time it may take its
+        time.
+        """
 
     def _wait_for_background(self, until: int) -> None:  # noqa: B027
         """What travels in the background has arrived by `until`."""
@@ -655,3 +648,14 @@ def shared_form(like: Tensor, home: int | None) -> str:
 def signature(tensor: Tensor) -> str:
     """What members of a collective must agree about."""
     return f"{tensor.numel()} × {tensor.dtype}"
+
+
+def _one_home_each(tensors: Iterable[SharedTensor]) -> list[SharedTensor]:
+    """Raise unless these are shared tensors of which each lives at one worker."""
+    rule = "be shared tensors of which each has a 'home'"
+    require(isinstance(tensors, Iterable), "tensors", rule, tensors)
+    told = list(tensors)
+    for each in told:
+        require(isinstance(each, SharedTensor), "tensors", rule, each)
+        require(each.is_home or each.peer >= 0, "tensors", rule, each.name)
+    return told

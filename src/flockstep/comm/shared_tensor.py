@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -22,10 +22,6 @@ from flockstep.fields import require, require_number, require_tensor
 
 if TYPE_CHECKING:
     from flockstep.comm.contract import Comm
-
-
-# Of a tensor that a checkpoint has brought back, with what its worker knew: it is as it was read.
-AS_SAVED = (0, 0)
 
 
 class SharedTensor(ABC):
@@ -47,8 +43,9 @@ class SharedTensor(ABC):
     counts_staleness = False
     # Whether its home makes one change after the other, so that each lands whole.
     lands_whole = False
-    # The tensor that `read_changes` last made the value, as it left it: its address and version.
-    _as_read: tuple[int, int] | None = None
+    # What this worker's last `read_changes` has read. Nobody else touches it: where a home knows
+    # what is here, it must be here.
+    _last_read: Tensor | None = None
     _known = 0  # how many changes by others are in the value that this worker last read
 
     def read(self, out: Tensor | None = None) -> Tensor:
@@ -61,20 +58,27 @@ class SharedTensor(ABC):
             self._read(out.detach())
         return out
 
-    def read_changes(self, known: Tensor) -> Tensor:
-        """Make `known` the value now, and return it.
+    def read_changes(self, out: Tensor | None = None) -> Tensor:
+        """The value now, as `read` gives it. Only those elements travel that have changed since the
+        last `read_changes` of this handle (`comm/changes.py` says how); at first, the whole value.
 
-        If it is as this worker's last `read_changes` has left it, only those elements travel that
-        have changed since then (`comm/changes.py` says how); else, and the first time, the whole
-        value does. To know what a worker has, a home on another host keeps a copy of it.
+        The price is a copy of the value here, and one at a home on another host.
         """
-        self._check(known)
-        is_as_read = self._as_read in (AS_SAVED, _state_of(known))
+        if self.meter.paused:  # a look from outside teaches the worker nothing
+            return self.read(out)
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype)
+        self._check(out)
+        known, self._last_read = self._last_read, None  # unknown, should the read fail
+        is_first = known is None
+        if known is None:
+            known = torch.empty(self.shape, dtype=self.dtype)
         with self._timed("read_changes"):
             self._count(0)
-            self._read_changes(known.detach(), is_as_read)
-        self._as_read = _state_of(known)
-        return known
+            self._read_changes(known, is_first)
+        self._last_read = known
+        out.detach().copy_(known)
+        return out
 
     def write(self, tensor: Tensor) -> None:
         """Replace the value."""
@@ -99,11 +103,7 @@ class SharedTensor(ABC):
         hosts, each part of the tensor has a message of its own, with its part of the memory, as
         sharded parameter servers do; what is sent are all of them.
         """
-        self._check(tensor)
-        require_number("scale", scale)
-        if not self.dtype.is_floating_point:
-            require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
-            scale = int(scale)
+        scale = self._checked_scale(tensor, scale)
         require_encodable(tensor, codec, memory)
         if codec is not None:
             return self._add_through(codec, tensor, scale, memory, may_be_lost)
@@ -163,13 +163,13 @@ class SharedTensor(ABC):
         """Whether it is this worker that saves the value, of all who share it."""
         return self.comm.rank == self.comm.members[0]
 
-    def known(self) -> list[int]:
+    def known(self) -> list[Any]:
         """What this worker knows of changes, for a checkpoint; where counting begins anew with
         every run, nothing.
         """
         return []
 
-    def know(self, known: list[int]) -> None:  # noqa: B027
+    def know(self, known: list[Any]) -> None:  # noqa: B027
         """Put back what `known` gave."""
 
     def pages(self) -> Tensor | None:
@@ -207,9 +207,9 @@ class SharedTensor(ABC):
     def _read(self, out: Tensor) -> None: ...
 
     @abstractmethod
-    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
-        """Make `known` the value, and say to `_has_arrived` how many bytes travel for it: the whole
-        value's, unless it is as it was read.
+    def _read_changes(self, known: Tensor, is_first: bool) -> None:
+        """Make `known`, which is what was last read so, the value. Say to `_has_arrived` how many
+        bytes travel for it; the first time, those of the whole value.
         """
 
     @abstractmethod
@@ -217,6 +217,23 @@ class SharedTensor(ABC):
 
     @abstractmethod
     def _add(self, tensor: Tensor, scale: float) -> None: ...
+
+    @classmethod
+    def _add_to_each(
+        cls,
+        tensors: Sequence[Self],
+        tensor: Tensor,
+        scale: float,
+        codec: Codec | None,
+        message: Tensor | None,
+    ) -> None:
+        """Add what was sent, of which this is the codec's message, if it has one."""
+        for each in tensors:
+            with each.changing():
+                if codec is None or message is None:
+                    each._add(tensor, scale)
+                else:
+                    each._add_encoded(codec, [message], scale, tensor)
 
     def _add_through(
         self,
@@ -295,13 +312,17 @@ class SharedTensor(ABC):
         if not self.is_home and not self.meter.paused:
             self.meter.bytes_sent += nbytes
 
+    def _checked_scale(self, tensor: Tensor, scale: float) -> float:
+        """Raise unless `scale` times the tensor can be added."""
+        self._check(tensor)
+        require_number("scale", scale)
+        if self.dtype.is_floating_point:
+            return scale
+        require(scale == int(scale), "scale", f"be a whole number for {self.dtype}", scale)
+        return int(scale)
+
     def _check(self, tensor: Tensor) -> None:
         require_tensor("tensor", tensor)
         if tensor.shape != self.shape or tensor.dtype != self.dtype:
             own, given = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (self, tensor))
             raise MismatchError(f"shared tensor {self.name!r} is {own} (got {given})")
-
-
-def _state_of(tensor: Tensor) -> tuple[int, int]:
-    """As long as it is the same, the tensor is."""
-    return tensor.data_ptr(), tensor._version

@@ -21,9 +21,9 @@ def all_reduce_seconds(link: Link, workers: int, nbytes: float) -> float:
     return steps * link.latency_seconds + steps / workers * nbytes / link.bytes_per_second
 
 
-def sum_seconds(seconds_per_byte: float, workers: int, nbytes: float) -> float:
-    """((w−1)/w)nγ: each worker of a ring adds up all chunks but one; γ is the time for a byte."""
-    return (workers - 1) / workers * nbytes * seconds_per_byte
+def summed_bytes(workers: int, nbytes: float) -> float:
+    """((w−1)/w)n: each worker of a ring adds up all chunks but one."""
+    return (workers - 1) / workers * nbytes
 
 
 def all_gather_seconds(link: Link, workers: int, nbytes: float) -> float:

@@ -160,6 +160,8 @@ class Network(Link):
 
     def _check_trace(self) -> None:
         rule = "be some such as fs.LinkChange(10.0, bandwidth=0.5)"
+        if isinstance(self.trace, LinkChange):
+            self._set("trace", (self.trace,))
         is_fit = _is_sequence(self.trace)
         is_fit = is_fit and all(isinstance(each, LinkChange) for each in self.trace)
         require(is_fit, "trace", rule, self.trace)

@@ -15,8 +15,9 @@ from flockstep.network.places import LinkChange, shares
 PARTS = 1 << 64  # of a byte per second: capacities are whole numbers of them, so that shares are
 
 Resource = tuple[Any, ...]
-"""A link that transfers share: ("pair", sender, receiver), ("sites", source, target), ("up", rank),
-("down", rank) or ("home", identity)."""
+"""What transfers share: the links ("pair", sender, receiver), ("sites", source, target),
+("up", rank) and ("down", rank); ("home", identity, *owner), where a shared tensor lives;
+("out", rank), what a worker sends at the same time."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Routes:
         self.network = network
         self._ways: dict[tuple[Any, ...], Way] = {}
         self._capacities: dict[tuple[Resource, int], int] = {}
+        self._workers = workers
+        self._fastest_of: dict[int, float] = {}
         counts = shares(network.sites, workers)
         self._site_of = [site for site, count in enumerate(counts) for _ in range(count)][:workers]
         self.change_seconds = sorted({change.seconds for change in network.trace})
@@ -51,23 +54,48 @@ class Routes:
             self._ways[key] = self._made(link.latency_seconds, resources, key)
         return self._ways[key]
 
-    def home_way(self, rank: int, identity: str, is_towards: bool) -> Way:
-        """From a worker to a shared tensor that lives at nobody's, or back."""
-        key = (rank, identity, is_towards)
+    def to_home(self, rank: int, owner: int | None, identity: str) -> Way:
+        """From a worker to a shared tensor, which lives at a worker or at nobody's."""
+        key = (rank, identity, "there")
         if key not in self._ways:
-            resources: list[Resource] = [("home", identity), ("up" if is_towards else "down", rank)]
-            self._ways[key] = self._made(self.network.latency_seconds, resources, (rank,))
+            if owner is None:
+                way = self._made(self.network.latency_seconds, [("up", rank)], (rank,))
+            else:
+                way = self.way(rank, owner)
+            self._ways[key] = self._through_home(way, owner, identity)
         return self._ways[key]
+
+    def from_home(self, rank: int, owner: int | None, identity: str) -> Way:
+        """And back."""
+        key = (rank, identity, "back")
+        if key not in self._ways:
+            if owner is None:
+                way = self._made(self.network.latency_seconds, [("down", rank)], (rank,))
+            else:
+                way = self.way(owner, rank)
+            self._ways[key] = self._through_home(way, owner, identity)
+        return self._ways[key]
+
+    def _through_home(self, way: Way, owner: int | None, identity: str) -> Way:
+        """All that goes to or comes from one shared tensor shares what its home can carry."""
+        home = ("home", identity) if owner is None else ("home", identity, owner)
+        return self._made(way.latency_seconds, [*way.resources, home], way.ranks)
+
+    def out(self, rank: int) -> tuple[Resource, ...]:
+        """What a worker sends at the same time shares this, unless that knows no limit."""
+        out = ("out", rank)
+        return (out,) if math.isfinite(self._speed(out)) else ()
 
     def capacity(self, resource: Resource, era: int) -> int:
         """Parts of a byte per second that the link carries after so many changes."""
         key = (resource, era)
         if key not in self._capacities:
             speed = Fraction(self._speed(resource)) / Fraction(self.network.framing)
-            ranks = {"pair": resource[1:], "up": resource[1:], "down": resource[1:]}
-            sites = resource[1:] if resource[0] == "sites" else ()
+            kind, *rest = resource
+            ranks = rest[1:] if kind == "home" else () if kind == "sites" else rest
+            sites = rest if kind == "sites" else ()
             for change in self._in_force(era):
-                if self._concerns(change, ranks.get(resource[0], ()), sites):
+                if self._concerns(change, ranks, sites):
                     speed *= Fraction(change.bandwidth)
             self._capacities[key] = max(1, int(speed * PARTS))
         return self._capacities[key]
@@ -119,8 +147,10 @@ class Routes:
             return self._link(*resource[1:]).bytes_per_second
         if kind == "sites":
             return self._link_of_sites(*resource[1:]).bytes_per_second
-        if kind == "home":
+        if kind == "home" and len(resource) == 2:
             return self.network.bytes_per_second
+        if kind in ("home", "out"):
+            return self._fastest(resource[-1])
 
         (rank,) = resource[1:]
         field = f"{kind}link"
@@ -129,6 +159,15 @@ class Routes:
             return float(of_site)
         speeds = getattr(self.network, field)
         return float(speeds[rank if len(speeds) > 1 else 0]) if speeds else math.inf
+
+    def _fastest(self, rank: int) -> float:
+        """Bytes per second of the fastest link of a worker: on equal links, that of any."""
+        if rank not in self._fastest_of:
+            others = [other for other in range(self._workers) if other != rank]
+            pairs = [pair for other in others for pair in ((rank, other), (other, rank))]
+            speeds = (self._link(*pair).bytes_per_second for pair in pairs)
+            self._fastest_of[rank] = max(speeds, default=math.inf)
+        return self._fastest_of[rank]
 
     def _in_force(self, era: int) -> list[LinkChange]:
         """The last change of each kind so far: of all links, of the same ranks, of the same

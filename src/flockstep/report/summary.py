@@ -136,6 +136,6 @@ def lost_lines(result: Result) -> list[str]:
     """Which workers were lost, and when."""
     lines = []
     for lost in result.lost:
-        when = "" if lost["seconds"] is None else f", at {lost['seconds']:.1f} s"
+        when = "" if lost["seconds"] is None else f", at {shown_number(lost['seconds'])} s"
         lines.append(f"rank {lost['rank']} was lost after step {lost['step']}{when}")
     return lines

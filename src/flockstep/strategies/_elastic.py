@@ -72,7 +72,6 @@ class Centre:
 
     alike: Tensor | None = None
     memory: Memory | None = None  # of the codec
-    sent: Tensor | None = None  # with a codec: what was read of it, which it knows to be here
 
     shared: SharedTensor | None = handle()
     codec: Codec | None = handle(default=None)
@@ -84,13 +83,12 @@ class Centre:
         memory = None if codec is None else memory_of_differences(worker, codec, own)
         shared = worker.comm.shared("elastic centre", own) if is_shared else None
         alike = None if is_shared else own.clone()
-        sent = own.clone() if is_shared and codec is not None else None
-        return cls(alike, memory, sent, shared=shared, codec=codec)
+        return cls(alike, memory, shared=shared, codec=codec)
 
     def read(self) -> Tensor:
         """x̃ now; with a codec only what has changed since this worker read it travels."""
         assert self.shared is not None
-        return self.shared.read() if self.sent is None else self.shared.read_changes(self.sent)
+        return self.shared.read() if self.codec is None else self.shared.read_changes()
 
     def add(self, d: Tensor) -> Tensor:
         """x̃ ← x̃ + C(d). Return C(d)."""

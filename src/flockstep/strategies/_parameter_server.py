@@ -32,7 +32,6 @@ class ParameterServer:
 
     read: Tensor
     memory: Memory | None = None  # of the codec
-    sent: Tensor | None = None  # with a codec: what the server has sent, and knows to be here
 
     value: SharedTensor = handle()
     codec: Codec | None = handle(default=None)
@@ -40,12 +39,9 @@ class ParameterServer:
     @classmethod
     def of(cls, worker: Worker, codec: Codec | None = None) -> ParameterServer:
         own = worker.flat.parameters
+        memory = None if codec is None else memory_of(worker, codec, own)
         value = worker.comm.shared("parameters", own)
-        if codec is None:
-            return cls(own.clone(), value=value)
-        return cls(
-            own.clone(), memory_of(worker, codec, own), own.clone(), value=value, codec=codec
-        )
+        return cls(own.clone(), memory, value=value, codec=codec)
 
     def change(self, worker: Worker) -> Tensor:
         """What the worker has changed since it last read."""
@@ -62,10 +58,10 @@ class ParameterServer:
         return self.value.as_sent(change, self.codec, self.memory)
 
     def fetch(self, worker: Worker) -> None:
-        if self.sent is None:
+        if self.codec is None:
             self.value.read(out=self.read)
         else:
-            self.read.copy_(self.value.read_changes(self.sent))
+            self.value.read_changes(out=self.read)
         worker.flat.parameters.copy_(self.read)
 
     def preview(self, worker: Worker) -> Tensor:

@@ -168,23 +168,28 @@ class NoSync(Strategy[NoSyncState]):
     def after_step(self, worker: Worker, state: NoSyncState) -> None:
         if worker.steps % self.period or self.pull == 0:
             return
-        state.wait()  # a centre is on its way at a time
-        own = worker.flat.state
-        known = own  # what the pull is from: x_i, or x̂_i if that is new
-        with worker.comm.in_background() as state.wait:
-            if state.public is None:
-                centre = self._centre(worker, state)
-            else:
-                centre, known = self._centre_of_copies(worker, state.public)
-            state.centres.append(centre)
         if self.staleness == 0:
-            state.wait()
+            known = self._exchange(worker, state)
+        else:
+            state.wait()  # a centre is on its way at a time
+            with worker.comm.in_background() as state.wait:
+                known = self._exchange(worker, state)
         if len(state.centres) <= self.staleness:
             return
+        own = worker.flat.state
         if known is own:
             own.lerp_(state.centres[0], self.pull)  # x ← (1−β) x + β·centre
         else:
             own.add_(state.centres[0] - known, alpha=self.pull)  # x ← x + β(centre − x̂)
+
+    def _exchange(self, worker: Worker, state: NoSyncState) -> Tensor:
+        """Have one more centre, and return what the pull is from: x_i, or x̂_i if that is new."""
+        if state.public is None:
+            centre, known = self._centre(worker, state), worker.flat.state
+        else:
+            centre, known = self._centre_of_copies(worker, state.public)
+        state.centres.append(centre)
+        return known
 
     def _centre(self, worker: Worker, state: NoSyncState) -> Tensor:
         """(1/n) Σ_{k∈N} x_k."""

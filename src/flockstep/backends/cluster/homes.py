@@ -45,6 +45,11 @@ class Shard:
     lock: threading.Lock = field(default_factory=threading.Lock)
     changes: int = 0
 
+    def now(self, own: int) -> tuple[Tensor, int]:
+        """A copy of the value, and how many changes others than the asker have made of it."""
+        with self.lock:
+            return self.value.clone(), self.changes - own
+
 
 class Homes:
     """The shards that live in this process."""
@@ -61,7 +66,8 @@ class Homes:
         connection.be_patient()
         scratch = torch.empty(0, dtype=torch.uint8)
         own: Counter[str] = Counter()  # changes by this worker; it hears how many others have made
-        has_read: dict[str, Tensor] = {}  # what this worker has, where it reads only changes
+        # What this worker's handles have, where they read only changes; by name and handle.
+        has_read: dict[tuple[str, float], Tensor] = {}
         while (header := connection.header()) is not None:
             if header.kind == CREATE:
                 self._create(header, connection)
@@ -74,9 +80,12 @@ class Homes:
                 )
                 continue
             if header.kind == READ_CHANGES:
-                if not header.number:  # it no longer has what it was sent
-                    has_read.pop(header.name, None)
-                _send_changes(connection, shard, header.name, own[header.name], has_read)
+                reader = (header.name, abs(header.number))
+                if header.number < 0:  # it has nothing of what it was sent
+                    has_read.pop(reader, None)
+                value, by_others = shard.now(own[header.name])
+                _send_changes(connection, value, by_others, has_read.get(reader))
+                has_read[reader] = value
                 continue
             change, length = _asked_for(header, connection)
             if len(scratch) < length:
@@ -131,14 +140,10 @@ def _asked_for(header: Header, connection: Connection) -> tuple[Change, int]:
 
 
 def _send_changes(
-    connection: Connection, shard: Shard, name: str, own: int, has_read: dict[str, Tensor]
+    connection: Connection, value: Tensor, by_others: int, known: Tensor | None
 ) -> None:
     """What the worker does not have yet; all, if nothing is known of what it has."""
-    with shard.lock:
-        value, by_others = shard.value.clone(), shard.changes - own
-    known = has_read.get(name)
     message = None if known is None else written_changes(value, known)
-    has_read[name] = value
     if message is None:
         connection.send(_described(value, connection.run, by_others), raw(value))
         return

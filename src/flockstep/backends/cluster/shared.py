@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ from flockstep.comm import SharedTensor, apply_changes
 from flockstep.errors import WorkerLost
 
 CONNECT_SECONDS = 10.0
+
+# Handles of this process that read only changes: a home knows what each of them has.
+_READERS = count(1)
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02
 LOOK_SECONDS = 0.1
 
@@ -203,6 +207,7 @@ class ShardedTensor(CoordinatedTensor):
         # Changes by others, as the home of the first shard counts them: it sees all, one at a time.
         self._landed = 0
         self._arrived = 0  # bytes of the answers to a call
+        self._reader = next(_READERS)  # which handle it is, of those of this process
         homes = comm.ranks if home is None else comm.ranks[home : home + 1]
         bounds = [like.numel() * k // len(homes) for k in range(len(homes) + 1)]
         key = f"{comm.name} {name}"
@@ -233,12 +238,10 @@ class ShardedTensor(CoordinatedTensor):
             out.copy_(whole.view(out.shape))
         self._has_read(self._landed)
 
-    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
-        own = _flat(known)
+    def _read_changes(self, known: Tensor, is_first: bool) -> None:
         self._arrived = 0
-        self._all(Request(READ_CHANGES, number=is_as_read), answers=own)
-        if own.data_ptr() != known.data_ptr():
-            known.copy_(own.view(known.shape))
+        reader = -self._reader if is_first else self._reader
+        self._all(Request(READ_CHANGES, number=reader), answers=known.view(-1))
         self._has_read(self._landed)
         self._has_arrived(self._arrived)
 
@@ -288,20 +291,26 @@ class ShardedTensor(CoordinatedTensor):
             self._wave(shards, request, answers)
 
     def _wave(self, shards: list[ShardLocation], request: Request, answers: Tensor | None) -> None:
-        asked = [
-            shard for shard in shards if self._try(shard, lambda shard: self._ask(shard, request))
-        ]
-        # All answers are taken before a shard moves: at its new home it must not be given another
-        # shard's.
-        answered = [
-            shard for shard in asked if self._try(shard, lambda shard: self._take(shard, answers))
-        ]
-        for shard in shards:
-            is_done = shard in answered
-            while not is_done:
-                is_done = self._try(shard, lambda shard: self._again(shard, request, answers))
-            if self._keeps:
-                self._remember(shard, request, answers)
+        _ask_together([(self, shard, request) for shard in shards], answers)
+
+    @classmethod
+    def _add_to_each(
+        cls,
+        tensors: Sequence[Self],
+        tensor: Tensor,
+        scale: float,
+        codec: Codec | None,
+        message: Tensor | None,
+    ) -> None:
+        """Answers are short: all homes can be asked before any is heard."""
+        request = Request(ADD, _flat(tensor), scale)
+        if codec is not None and message is not None:
+            payload = with_codec(codec, message)
+            names = [shard.name for each in tensors for shard in each._shards]
+            request = Request(ADD_ENCODED, request.given, scale, dict.fromkeys(names, payload))
+        _ask_together([(each, shard, request) for each in tensors for shard in each._shards])
+        for each in tensors:
+            each._note_change()
 
     def _try(self, shard: ShardLocation, do: Callable[[ShardLocation], None]) -> bool:
         """False if the shard's home is gone, and another may take its place."""
@@ -399,6 +408,27 @@ class ShardedTensor(CoordinatedTensor):
             seen.add_(given, alpha=request.number)
         elif request.kind == BLEND:
             seen.lerp_(given, request.number)
+
+
+def _ask_together(
+    asked: Sequence[tuple[ShardedTensor, ShardLocation, Request]], answers: Tensor | None = None
+) -> None:
+    """Ask all homes, then take all answers."""
+    heard = [
+        tensor._try(shard, lambda shard: tensor._ask(shard, request))  # noqa: B023
+        for tensor, shard, request in asked
+    ]
+    # All answers are taken before a shard moves: at its new home it must not be given another
+    # shard's.
+    for place, (tensor, shard, _) in enumerate(asked):
+        if heard[place]:
+            heard[place] = tensor._try(shard, lambda shard: tensor._take(shard, answers))  # noqa: B023
+    for (tensor, shard, request), is_heard in zip(asked, heard, strict=True):
+        is_done = is_heard
+        while not is_done:
+            is_done = tensor._try(shard, lambda shard: tensor._again(shard, request, answers))  # noqa: B023
+        if tensor._keeps:
+            tensor._remember(shard, request, answers)
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -69,10 +69,10 @@ class LocalShared(SharedTensor):
         out.copy_(self._value)
         self._note(landed, reads=True)
 
-    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
+    def _read_changes(self, known: Tensor, is_first: bool) -> None:
         landed = self._changes_by_others()
         now = self._value.clone()  # others may change it while elements are counted
-        self._has_arrived(read_changes_nbytes(now, known) if is_as_read else now.nbytes)
+        self._has_arrived(now.nbytes if is_first else read_changes_nbytes(now, known))
         known.copy_(now)
         self._note(landed, reads=True)
 

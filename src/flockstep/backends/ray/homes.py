@@ -121,10 +121,10 @@ class HomeActor:
     def read(self, key: str) -> Bytes:
         return as_bytes(self._shards[key])
 
-    def read_changes(self, key: str, reader: str, is_as_read: bool) -> tuple[bool, Bytes]:
+    def read_changes(self, key: str, reader: str, is_first: bool) -> tuple[bool, Bytes]:
         """Whether this is the whole value, and the bytes."""
         value = self._shards[key].clone()
-        known = self._has_read.get(reader) if is_as_read else None
+        known = None if is_first else self._has_read.get(reader)
         message = None if known is None else written_changes(value, known)
         self._has_read[reader] = value
         return message is None, as_bytes(value if message is None else message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from flockstep.codecs import Codec
 from flockstep.comm import add_decoded, apply_changes, read_changes_nbytes
 from flockstep.errors import WorkerLost
 
+_READERS = count(1)  # handles of this process: a home knows what each of them has read
+
 Finish = Callable[[], None] | None
 """What is left to do when all shards have been asked; None if it is done."""
 
@@ -33,7 +35,7 @@ class ShardAccess(ABC):
     def read(self, out: Tensor) -> Finish: ...
 
     @abstractmethod
-    def read_changes(self, known: Tensor, is_as_read: bool) -> Callable[[], int]:
+    def read_changes(self, known: Tensor, is_first: bool) -> Callable[[], int]:
         """Of which the end says how many bytes have travelled."""
 
     @abstractmethod
@@ -58,9 +60,9 @@ class MappedShard(ShardAccess):
     def read(self, out: Tensor) -> None:
         out.copy_(self.value)
 
-    def read_changes(self, known: Tensor, is_as_read: bool) -> Callable[[], int]:
+    def read_changes(self, known: Tensor, is_first: bool) -> Callable[[], int]:
         now = self.value.clone()  # others may change it while elements are counted
-        nbytes = read_changes_nbytes(now, known) if is_as_read else now.nbytes
+        nbytes = now.nbytes if is_first else read_changes_nbytes(now, known)
         known.copy_(now)
         return lambda: nbytes
 
@@ -88,8 +90,8 @@ class RemoteShard(ShardAccess):
     def read(self, out: Tensor) -> Finish:
         return self._answer(self._actor.read.remote(self._key), out)
 
-    def read_changes(self, known: Tensor, is_as_read: bool) -> Callable[[], int]:
-        reference = self._actor.read_changes.remote(self._key, self._reader, is_as_read)
+    def read_changes(self, known: Tensor, is_first: bool) -> Callable[[], int]:
+        reference = self._actor.read_changes.remote(self._key, self._reader, is_first)
 
         def finish() -> int:
             is_whole, answer = ray.get(reference)
@@ -160,7 +162,7 @@ class RayShared(CoordinatedTensor):
         except RayActorError as error:
             raise self._lost_home(error) from error
         self._shards: list[ShardAccess] = []
-        reader = f"{key} {comm.rank}"
+        reader = f"{key} {comm.rank} {next(_READERS)}"
         for (home, _), shard in zip(spans, held, strict=True):
             value = shard.map(self.dtype)
             self._shards.append(
@@ -177,16 +179,14 @@ class RayShared(CoordinatedTensor):
         if not fits:
             out.copy_(flat.view(out.shape))
 
-    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
-        flat = _flat(known)
+    def _read_changes(self, known: Tensor, is_first: bool) -> None:
+        flat = known.view(-1)
 
         def ask(shard: ShardAccess, span: slice) -> Finish:
-            finish = shard.read_changes(flat[span], is_as_read)
+            finish = shard.read_changes(flat[span], is_first)
             return lambda: self._has_arrived(finish())
 
         self._all(ask)
-        if flat.data_ptr() != known.data_ptr():
-            known.copy_(flat.view(known.shape))
 
     def _write(self, tensor: Tensor) -> None:
         flat = _flat(tensor)

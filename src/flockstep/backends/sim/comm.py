@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from flockstep.backends.sim.scheduler import (
 )
 from flockstep.backends.sim.shared import Home, SimShared
 from flockstep.backends.sim.transfers import Plan, Transfers
-from flockstep.codecs import Codec
 from flockstep.comm import (
     Background,
     Comm,
@@ -247,18 +247,6 @@ class SimComm(Comm):
         (place,) = self._collective(call, like.detach(), settle, _free)
         return SimShared(name, place, self._scheduler, self._slot, self.rank, self.meter)
 
-    def _add_to_each(
-        self,
-        tensors: Sequence[SharedTensor],
-        tensor: Tensor,
-        scale: float,
-        codec: Codec | None,
-        message: Tensor | None,
-    ) -> None:
-        ours = [each for each in tensors if isinstance(each, SimShared)]
-        if ours:
-            ours[0].add_to_each(ours, tensor, scale, codec, message)
-
     # --- collectives ------------------------------------------------------------------------------
 
     def _collective(
@@ -266,7 +254,7 @@ class SimComm(Comm):
         call: str,
         tensor: Tensor,
         settle: Callable[[dict[int, Tensor]], list[Any]],
-        seconds: Callable[[int], float],
+        seconds: Callable[[int, int], float],
         plan: Plan | None = None,
     ) -> list[Any]:
         """Meet all members that are not lost in `call`; when the last has arrived, `settle` is run
@@ -298,46 +286,45 @@ class SimComm(Comm):
             return [result, torch.tensor(len(parts))]
 
         call = f"all_reduce({op}) of {signature(tensor)}{self._inside}"
-        link, size = self._group.link, self.size
+        link = self._group.link
         result, count = self._collective(
             call,
             tensor,
             settle,
-            lambda nbytes: costs.all_reduce_seconds(link, size, nbytes),
+            partial(costs.all_reduce_seconds, link),
             self._transfers.all_reduce(link),
         )
         tensor.copy_(result)
         self._took_part = int(count)
-        self._sum_up(tensor.nbytes)
+        self.has_summed(costs.summed_bytes(self._took_part, tensor.nbytes))
 
-    def _sum_up(self, nbytes: int) -> None:
-        """Adding up what others have sent takes its time, too, where the network says how much."""
+    def has_summed(self, nbytes: float) -> None:
         per_byte = self._transfers.network.seconds_per_summed_byte
         if per_byte and not self.meter.paused:
-            ticks = to_ticks(costs.sum_seconds(per_byte, self.size, nbytes))
+            ticks = to_ticks(per_byte * nbytes)
             self.meter.sent(ticks)
             self._scheduler.elapse(self._slot, ticks, is_step=False)
 
     def _all_gather(self, tensor: Tensor) -> Gathered:
         call = f"all_gather of {tensor.dtype}{self._inside}"
-        link, size = self._group.link, self.size
+        link = self._group.link
         ranks, *parts = self._collective(
             call,
             tensor,
             lambda parts: [torch.tensor([*parts]), *(part.clone() for part in parts.values())],
-            lambda nbytes: costs.all_gather_seconds(link, size, nbytes),
+            partial(costs.all_gather_seconds, link),
             self._transfers.all_gather(link),
         )
         return Gathered((part.clone() for part in parts), ranks.tolist())
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         call = f"broadcast from {root} of {signature(tensor)}"
-        link, size = self._group.link, self.size
+        link = self._group.link
         brought = self._collective(
             call,
             tensor,
             lambda parts: [parts[root].clone()] if root in parts else [],
-            lambda nbytes: costs.broadcast_seconds(link, size, nbytes),
+            partial(costs.broadcast_seconds, link),
             self._transfers.broadcast(link, self._group.ranks[root]),
         )
         if not brought:
@@ -346,12 +333,12 @@ class SimComm(Comm):
             tensor.copy_(brought[0])
 
     def _barrier(self) -> None:
-        link, size = self._group.link, self.size
+        link = self._group.link
         self._collective(
             "barrier",
             torch.empty(0),
             lambda _: [],
-            lambda _: costs.barrier_seconds(link, size),
+            lambda workers, _: costs.barrier_seconds(link, workers),
             self._transfers.barrier(link),
         )
 
@@ -455,9 +442,9 @@ class SimComm(Comm):
         """
         slot = message.slot
         if not slot.meter.paused:  # what is not counted takes no time, not even that of waiting
-            ticks = message.stream.work + message.stream.delay
-            slot.meter.sent(ticks)
-            slot.clock = max(slot.clock, channel.taken_at) + ticks
+            began = max(slot.clock, channel.taken_at)
+            slot.clock = self._transfers.arrival_alone(began, [[message.stream]])
+            slot.meter.sent(slot.clock - began)
         if not slot.dies_by(slot.clock):
             channel.on_its_way = _sent(message, slot.clock)
 
@@ -597,7 +584,7 @@ def _sent(message: Message, arrival: int) -> Sent:
     return Sent(message.tensor.clone(), arrival, message.may_be_lost, message.is_lost)
 
 
-def _free(_: int) -> float:
+def _free(_: int, __: int) -> float:
     return 0.0
 
 

@@ -10,10 +10,11 @@ equal transfers end in the same tick, and one that is alone takes its work, exac
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from flockstep.backends.sim.scheduler import Scheduler, to_ticks
 from flockstep.network import Resource, Routes
@@ -39,9 +40,10 @@ Rounds = Sequence[Sequence[Stream]]
 """Streams that go at the same time; the next round begins when the last of them has arrived."""
 
 
-def alone(rounds: Rounds) -> int:
-    """How many ticks it takes where nobody else is."""
-    return sum(max(each.work + each.delay for each in streams) for streams in rounds if streams)
+class Events(Protocol):
+    """What runs acts in the order of time: a run's scheduler."""
+
+    def at(self, ticks: int, act: Callable[[], None]) -> None: ...
 
 
 class FairLink:
@@ -159,7 +161,7 @@ class FairNetwork:
     somebody who has no more than he.
     """
 
-    def __init__(self, scheduler: Scheduler, routes: Routes) -> None:
+    def __init__(self, scheduler: Events, routes: Routes) -> None:
         self._scheduler = scheduler
         self._routes = routes
         self._changes = [to_ticks(seconds) for seconds in routes.change_seconds]
@@ -338,3 +340,33 @@ class FairNetwork:
     def load(self, saved: dict[str, Any]) -> None:
         self._moment, self._era = saved["moment"], saved["era"]
         self._saved = dict(saved["transfers"])
+
+
+class _EventsOfOneTransfer:
+    """Time in which nothing else happens."""
+
+    def __init__(self) -> None:
+        self._coming: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def at(self, ticks: int, act: Callable[[], None]) -> None:
+        heapq.heappush(self._coming, (ticks, next(self._numbers), act))
+
+    def run(self) -> None:
+        while self._coming:
+            _, _, act = heapq.heappop(self._coming)
+            act()
+
+
+def arrival_alone(routes: Routes | None, ticks: int, rounds: Rounds) -> int:
+    """When a transfer that begins at `ticks` has arrived if nobody else is there: its own streams
+    share links, which may change meanwhile. Without routes no two streams share a link.
+    """
+    if routes is None:
+        longest = (max(each.work + each.delay for each in streams) for streams in rounds if streams)
+        return ticks + sum(longest)
+    events = _EventsOfOneTransfer()
+    arrivals: list[int] = []
+    FairNetwork(events, routes).carry(0, ticks, rounds, arrivals.append)
+    events.run()
+    return arrivals[0]

@@ -23,7 +23,7 @@ class Arrival:
     call: str
     tensor: Tensor
     settle: Callable[[dict[int, Tensor]], list[Any]]  # what all hear, from tensors by rank
-    seconds: Callable[[int], float]  # by the closed form
+    seconds: Callable[[int, int], float]  # of so many workers and bytes, by the closed form
     plan: Plan | None  # what goes over which links; None: nothing
     heard: list[Any]  # what it brings, once all have arrived
 
@@ -144,6 +144,6 @@ def settle_if_all_came(group: SimGroup, scheduler: Scheduler, transfers: Transfe
     if len(slots) == 1 and len(group.ranks) > 1:
         done(start)  # nobody else is left to send to
     elif first.plan is None or transfers.are_closed_forms:
-        done(start + to_ticks(first.seconds(largest)))
+        done(start + to_ticks(first.seconds(len(slots), largest)))
     else:
         transfers.carry(slots, start, first.plan(slots, largest), done)

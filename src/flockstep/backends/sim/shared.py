@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from flockstep.backends.sim.journal import Entry
 from flockstep.backends.sim.scheduler import Scheduler, Slot
 from flockstep.backends.sim.transfers import Transfers
 from flockstep.codecs import Codec
-from flockstep.comm import AS_SAVED, Meter, SharedTensor, add_decoded, read_changes_nbytes
+from flockstep.comm import Meter, SharedTensor, add_decoded, read_changes_nbytes
 from flockstep.errors import FlockstepError, MessageLost
 from flockstep.network import Link
 
@@ -141,19 +141,18 @@ class SimShared(SharedTensor):
     def peek(self) -> Tensor:
         return self._home.value.clone()
 
-    def known(self) -> list[int]:
-        return [self._known, self._changes, self._as_read is not None]
+    def known(self) -> list[Any]:
+        return [self._known, self._changes, self._last_read]
 
-    def know(self, known: list[int]) -> None:
-        self._known, self._changes, has_read_changes = known
-        self._as_read = AS_SAVED if has_read_changes else None
+    def know(self, known: list[Any]) -> None:
+        self._known, self._changes, self._last_read = known
 
     def _read(self, out: Tensor) -> None:
         call = self._call("read")
         parts = [self._reading(call, out), *self._answer(call)]
         self._learn_again(self._perform(parts), reads=True, changes=False)
 
-    def _read_changes(self, known: Tensor, is_as_read: bool) -> None:
+    def _read_changes(self, known: Tensor, is_first: bool) -> None:
         call, nbytes = self._call("read_changes"), torch.tensor(self._home.value.nbytes)
         is_counted = False
 
@@ -166,7 +165,7 @@ class SimShared(SharedTensor):
 
         def read() -> None:
             value = self._home.value
-            if is_as_read:
+            if not is_first:
                 nbytes.fill_(read_changes_nbytes(value, known))
             count()
             known.copy_(value)
@@ -254,17 +253,19 @@ class SimShared(SharedTensor):
         past = self._perform([*request, self._landing(call, act, is_lost)])
         self._learn_again(past, reads=False, changes=True)
 
-    def add_to_each(
-        self,
-        tensors: Sequence[SimShared],
+    @classmethod
+    def _add_to_each(
+        cls,
+        tensors: Sequence[Self],
         tensor: Tensor,
         scale: float,
         codec: Codec | None,
         message: Tensor | None,
     ) -> None:
-        """On behalf of the same worker: add to all of these. Messages leave one after the other,
-        or together where links are shared; all land when the last has arrived.
+        """Messages leave one after the other, or together where links are shared; all land when the
+        last has arrived.
         """
+        self = tensors[0]  # of the same worker as all of them
         call = self._call("add_to_each")
         parts, landings, streams, latency = [], [], [], 0
         for place, each in enumerate(tensors):
@@ -281,6 +282,7 @@ class SimShared(SharedTensor):
             leaving = replace(stream, delay=0)
             parts.append(_Part(f"{call}, leaving", [], partial(list, [leaving]), each._home))
         if self._home.own_link is None and streams:
+            streams = self._home.transfers.together(self._slot.rank, streams)
             parts = [_Part(f"{call}, under way", [], lambda: streams, self._home)]
         elif latency:
             rest = [Stream(0, latency)]

@@ -19,8 +19,16 @@ that goes on from a checkpoint draws the same."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
-from flockstep.backends.sim.fair import Done, FairLink, FairNetwork, Rounds, Stream, alone
+from flockstep.backends.sim.fair import (
+    Done,
+    FairLink,
+    FairNetwork,
+    Rounds,
+    Stream,
+    arrival_alone,
+)
 from flockstep.backends.sim.scheduler import Scheduler, Slot, to_ticks
 from flockstep.network import Link, Network, Routes, Way, costs
 from flockstep.randomness import Purpose, uniform
@@ -177,19 +185,16 @@ class Transfers:
 
     def to_home(self, rank: int, home: int | None, identity: str, link: Link) -> Link:
         """From a worker to a shared tensor."""
-        if self._shared is None:
-            return link
-        if home is None:
-            return self._routes.home_way(rank, identity, is_towards=True)
-        return self._routes.way(rank, home)
+        return link if self._shared is None else self._routes.to_home(rank, home, identity)
 
     def from_home(self, rank: int, home: int | None, identity: str, link: Link) -> Link:
         """From a shared tensor to a worker."""
-        if self._shared is None:
-            return link
-        if home is None:
-            return self._routes.home_way(rank, identity, is_towards=False)
-        return self._routes.way(home, rank)
+        return link if self._shared is None else self._routes.from_home(rank, home, identity)
+
+    def together(self, rank: int, streams: Sequence[Stream]) -> list[Stream]:
+        """Streams of one worker that leave at the same time: it sends no faster for that."""
+        out = self._routes.out(rank)
+        return [replace(each, resources=each.resources + out) for each in streams]
 
     def _way(self, link: Link, sender: Slot, receiver: Slot) -> Link:
         """On a plain network a collective runs on the link of its slowest pair."""
@@ -210,10 +215,10 @@ class Transfers:
         """From `ticks` on, for workers who have met; what travels in the background is charged as
         if nobody else was there, since the time of who sent it does not go on with it.
         """
-        if self._shared is None or any(slot.is_in_background for slot in slots):
-            done(ticks + alone(rounds))
-            return
         shared = self._shared
+        if shared is None or any(slot.is_in_background for slot in slots):
+            done(self.arrival_alone(ticks, rounds))
+            return
         last = max(slots, key=lambda slot: (slot.clock, slot.rank)).rank
         is_own = len(slots) == 1
 
@@ -222,6 +227,10 @@ class Transfers:
                 shared.carry(last, ticks, rounds, done, is_own)
 
         self._scheduler.at(ticks, begin, last)
+
+    def arrival_alone(self, ticks: int, rounds: Rounds) -> int:
+        """When what begins at `ticks` has arrived if nobody else is there."""
+        return arrival_alone(None if self._shared is None else self._routes, ticks, rounds)
 
     def drop(self, rank: int, ticks: int) -> None:
         """A worker is dead: what it sends or asks for travels no further. A collective that has
