@@ -91,8 +91,8 @@ class NoSync(Strategy[NoSyncState]):
         codec: how differences to public copies are written on the wire; None: parameters as they
             are.
         all_reduce: how the centre of all is computed: "flat", "tree" (the paper's reduction tree)
-            or another algorithm of SyncSGD's. Only where all workers make the centre, and without a
-            codec.
+            or another algorithm of SyncSGD's, with which a lost worker ends the run. Only where all
+            workers make the centre, and without a codec.
         representative: which model stands for the run: the "mean", the "best" or "any".
 
     Paper: Isakov and Kinsy, "NoSync: Particle Swarm Inspired Distributed DNN Training", 2018.
