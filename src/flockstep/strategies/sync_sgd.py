@@ -45,8 +45,8 @@ class SyncSGD(Strategy[SyncSGDState]):
         all_reduce: the algorithm: "flat" is one fused all-reduce of the backend, charged as a ring;
             "ring", "tree", "hierarchical" (or "hierarchical:G"), "torus" (or "torus:XxY") and
             "hybrid" (or "hybrid:G:BYTES": hierarchical for gradients of fewer bytes, else ring) as
-            in `flockstep/comm/all_reduce.py`. Messages of all but "flat" go a fixed way, through all
-            workers: a lost one ends the run, whatever `on_failure` says.
+            in `flockstep/comm/all_reduce.py`. Messages of all but "flat" go a fixed way, through
+            every worker: a lost one ends the run, whatever `on_failure` says.
         codec: how gradients are written on the wire; None: as they are.
 
     Paper: Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
