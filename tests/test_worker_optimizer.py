@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -195,6 +196,19 @@ def shares(samples, workers, assignment=None):
         return [sample.item() for (sample,) in worker.share(data, assignment)]
 
     return fs.launch(program, workers)
+
+
+def test_a_worker_of_another_framework_is_one_line():
+    def program(comm):
+        worker = fs.numpy.Worker(comm, {"x": np.zeros(2)}, strategy=fs.SyncSGD(), lr=0.1)
+        fs.WorkerOptimizer(worker)
+
+    with pytest.raises(fs.InvalidField) as raised:
+        fs.launch(program, 2)
+    assert str(raised.value) == (
+        "'worker' must be one of a torch module: loops of others call "
+        "worker.step(loss, gradients) (got 'one of a NumpyNode')"
+    )
 
 
 def test_shares_are_the_assignment_in_order_and_equally_many():

@@ -173,9 +173,16 @@ from flockstep.worker_optimizer import WorkerOptimizer
 __version__ = "0.1.0"
 
 
+class _MissingExtra(FlockstepError, AttributeError):
+    """A name that is there once an extra is installed: `hasattr` says that it is not."""
+
+
 def __getattr__(name: str) -> Any:
     if name == "jax":  # an extra, and heavy: imported when somebody asks for it
-        return importlib.import_module("flockstep.jax")
+        try:
+            return importlib.import_module("flockstep.jax")
+        except FlockstepError as error:
+            raise _MissingExtra(str(error)) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

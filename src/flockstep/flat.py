@@ -57,8 +57,9 @@ class FlatTensors:
         return other
 
     def live_in(self, memory: Tensor) -> None:
-        """Move to memory that others may see and change, too. For models without buffers, which
-        are nobody else's.
+        """Move to memory that others may see and change, too, and which has held the same values
+        since all have met: another worker may have taken a step there already. For models without
+        buffers, which are nobody else's.
         """
         require(
             not self.buffers.numel(),
@@ -66,7 +67,6 @@ class FlatTensors:
             "have no buffers to live in shared memory",
             self.buffers.numel(),
         )
-        memory.copy_(self.state)
         self.state = self.parameters = memory
 
     def named(self, model: nn.Module, state: Tensor) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ have been exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from flockstep.fields import require
 from flockstep.node import Leaves, Node
 from flockstep.node_worker import NodeWorker
 from flockstep.numpy import as_arrays
+from flockstep.same_model import cut
 from flockstep.schedules import Schedule
 from flockstep.strategies import Strategy
 
@@ -46,6 +47,9 @@ except ImportError as error:
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 RATE = "learning_rate"  # as optax calls it
+TAKE_MORE = (optax.GradientTransformationExtraArgs, optax.MultiSteps)  # than state and parameters
+LONGEST_PART = 80  # characters of a part of a tree in a message
+OUTSIDE = "call worker.step outside of jax.jit"
 
 
 class Worker(NodeWorker):
@@ -53,13 +57,17 @@ class Worker(NodeWorker):
     of an Equinox module (`eqx.partition(model, eqx.is_inexact_array)[0]`).
 
     `optimizer` is any of optax's. `lr` is the rate that it was made with, for schedules and for
-    methods that ask for it; one in `optax.inject_hyperparams` needs none.
+    methods that ask for it; one in `optax.inject_hyperparams` needs none. Of a schedule of optax's
+    own strategies hear by `optax.inject_hyperparams` only: with `lr` they keep to that rate. What
+    wants the loss as `value`, as `optax.contrib.reduce_on_plateau` does, gets this worker's own.
 
     `buffers` is a pytree that is exchanged with the parameters but gets no gradients, such as
     Flax's batch_stats: hand new ones to `worker.step(loss, grads, buffers=…)`.
 
     Leaves stand in the flat tensor in the order of the tree, by which JAX sorts the keys of dicts;
     or as `order` lists their names (`worker.names`), which it must with workers of another order.
+
+    Parameters of float64 need `jax_enable_x64`, set inside the program: processes have their own.
 
     Batches are NumPy arrays, which JAX's functions take.
 
@@ -135,6 +143,11 @@ class Worker(NodeWorker):
         finally:
             self._may_change = False
 
+    def _hear(self, loss: Any, accuracy: float | None, again: Callable[[], Any] | None) -> None:
+        rule = f"be a number that is known by now: {OUTSIDE}"
+        require(not isinstance(loss, jax.core.Tracer), "loss", rule, loss)
+        super()._hear(loss, accuracy, again)
+
     def _require_may_change(self, name: str) -> None:
         if not self._may_change:
             raise FlockstepError(
@@ -166,7 +179,9 @@ class JaxNode(Node):
 
         self.scheduled: set[str] = set()  # settings that optax changes by itself
         self._made_with = lr
-        self._read_settings(optimizer.init(params))
+        state = optimizer.init(params)
+        self._try(params, state)
+        self._read_settings(state)
         self._written = dict(self.settings)
         self._before: Any = None  # the state that was reset
         self.state: Any = None  # made at the parameters that all workers start from
@@ -174,6 +189,37 @@ class JaxNode(Node):
     @property
     def names(self) -> tuple[str, ...]:
         return self._tree.leaves.names
+
+    def leaves(self) -> list[tuple[str, Sequence[int]]]:
+        return [*self._tree.leaves.named_shapes, *self._buffer_tree.leaves.named_shapes]
+
+    def _try(self, params: Any, state: Any) -> None:
+        """Refuse an optimizer that could not step. Nothing is computed, and what is traced is kept
+        for the first step.
+        """
+        try:
+            updates, _ = _updated.eval_shape(self._optimizer, params, state, params, 0.0)
+        except TypeError as error:
+            rule = "be one that needs gradients, state, parameters and 'value', the loss, only"
+            got = cut(" ".join(str(error).split()), 2 * LONGEST_PART)
+            raise InvalidField(f"'optimizer' must {rule} (got {got})") from error
+        self._require_updates(updates)
+
+    def _require_updates(self, updates: Any) -> None:
+        """Complain of updates that are not those of the parameters: too small ones would be added
+        all the same.
+        """
+        tree = self._tree
+        if tree.is_like(updates):
+            shapes = tuple(leaf.shape for leaf in tree.in_order(updates))
+            if shapes == tree.leaves.shapes:
+                return
+        paths = jax.tree_util.tree_leaves_with_path(updates)
+        given = {_name(path): leaf.shape for path, leaf in paths}
+        for name, shape in tree.leaves.named_shapes:
+            rule = f"give updates of shape {tuple(shape)} at {name!r}"
+            require(given.get(name) == shape, "optimizer", rule, given.get(name))
+        tree.require_structure("updates", updates)
 
     # Between the pytree and the flat tensor.
 
@@ -223,8 +269,9 @@ class JaxNode(Node):
     def update(self, parameters: Tensor, gradients: Tensor) -> None:
         self._write_settings()
         grads, params = self._tree.split(gradients), self._tree.split(parameters)
-        updates, self.state = _updated(self._optimizer, grads, self.state, params)
+        updates, self.state = _updated(self._optimizer, grads, self.state, params, self.loss)
         jax.block_until_ready(updates)
+        self._require_updates(updates)
 
         factor = self.settings["lr"] / self._made_with if self._made_with else 1.0
         in_order = self._tree.in_order(updates)
@@ -336,9 +383,11 @@ class Tree:
     ) -> Tree:
         paths, structure = jax.tree_util.tree_flatten_with_path(tree)
         names = [_name(path) for path, _ in paths]
+        if len({*names}) < len(names):
+            twice = max(names, key=names.count)
+            raise InvalidField(f"{field!r} must have leaves of different names (got two {twice!r})")
         if order is not None:
-            is_whole = sorted(order) == sorted(names)
-            require(is_whole, "order", f"list all of {', '.join(names)} once", list(order))
+            _require_order(order, names)
         places = tuple(range(len(names)) if order is None else map(names.index, order))
         tensors = {}
         for place in places:
@@ -350,13 +399,25 @@ class Tree:
     def copy(self, field: str, tree: Any, flat: Tensor) -> None:
         """Copy the leaves of a pytree like this one to their places."""
         jax.block_until_ready(tree)
-        leaves, structure = jax.tree.flatten(tree)
-        if structure != self.structure:
-            paths = jax.tree_util.tree_leaves_with_path(tree)
-            self.leaves.require_names(field, [_name(path) for path, _ in paths])
-            rule = "have the tree that they had when the worker was made"
-            raise InvalidField(f"{field!r} must {rule}, {self.structure} (got {structure})")
-        self.leaves.copy(field, [_tensor(leaves[place]) for place in self.places], flat)
+        self.require_structure(field, tree)
+        tensors = map(partial(_readable, field), self.leaves.names, self.in_order(tree))
+        self.leaves.copy(field, list(tensors), flat)
+
+    def require_structure(self, field: str, tree: Any) -> None:
+        """Complain of a tree that has changed."""
+        if self.is_like(tree):
+            return
+        paths = jax.tree_util.tree_leaves_with_path(tree)
+        self.leaves.require_names(field, [_name(path) for path, _ in paths])
+        ours, theirs = _first_difference(self.structure, jax.tree.structure(tree))
+        rule = "have the tree that they had when the worker was made"
+        hint = ". Give a module of nnx as nnx.split(model, nnx.Param)" if self._is_nnx else ""
+        raise InvalidField(f"{field!r} must {rule}, with {ours} (got {theirs}){hint}")
+
+    @property
+    def _is_nnx(self) -> bool:
+        kind, _ = self.structure.node_data() or (type(None), None)
+        return any(base.__module__ == "flax.nnx.module" for base in kind.__mro__)
 
     def split(self, flat: Tensor) -> Any:
         """The pytree of what a flat tensor holds, in memory of its own."""
@@ -371,7 +432,7 @@ class Tree:
         return jax.tree.unflatten(self.structure, leaves)
 
     def is_like(self, tree: Any) -> bool:
-        return bool(jax.tree.structure(tree) == self.structure)
+        return _is_same(self.structure, jax.tree.structure(tree))
 
     def in_order(self, tree: Any) -> list[Any]:
         """The leaves of such a pytree, in the order of the flat tensor."""
@@ -394,10 +455,46 @@ _split = partial(jax.jit, static_argnums=1)(_cut)
 # Compiled by itself, as in a plain loop: together with anything else, roundings would differ.
 @partial(jax.jit, static_argnums=0)
 def _updated(
-    optimizer: optax.GradientTransformation, grads: Any, state: Any, params: Any
+    optimizer: optax.GradientTransformation, grads: Any, state: Any, params: Any, loss: Any
 ) -> tuple[Any, Any]:
-    updates, state = optimizer.update(grads, state, params)
+    more = {"value": loss} if isinstance(optimizer, TAKE_MORE) else {}
+    updates, state = optimizer.update(grads, state, params, **more)
     return updates, state
+
+
+def _require_order(order: Any, names: Sequence[str]) -> None:
+    is_list = isinstance(order, Sequence) and not isinstance(order, str)
+    is_whole = is_list and sorted(map(repr, order)) == sorted(map(repr, names))
+    rule = f"list all of {cut(', '.join(names), LONGEST_PART)} once"
+    require(is_whole, "order", rule, list(order) if is_list else order)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two trees are built alike."""
+    try:
+        return bool(one == other)
+    except ValueError:  # they hold arrays that are no leaves, which cannot be compared
+        return False
+
+
+def _first_difference(one: Any, other: Any) -> tuple[str, str]:
+    """The first nodes of two trees that differ."""
+    parts, others = one.children(), other.children()
+    pairs = [pair for pair in zip(parts, others, strict=False) if not _is_same(*pair)]
+    kinds = [(node.node_data() or (None,))[0] for node in (one, other)]
+    if kinds[0] is kinds[1] and len(parts) == len(others) and pairs:
+        return _first_difference(*pairs[0])
+    return _node(one), _node(other)
+
+
+def _node(structure: Any) -> str:
+    """`a dict of ['a', 'b']`, or `a leaf`."""
+    data = structure.node_data()
+    if data is None:
+        return "a leaf"
+    kind, more = data
+    of_more = "" if more is None else f" of {' '.join(repr(more).split())}"
+    return cut(f"a {kind.__name__}{of_more}", LONGEST_PART)
 
 
 def _alias(flat: Tensor) -> jax.Array:
@@ -414,12 +511,25 @@ def _tensor(leaf: Any) -> Tensor:
     return from_dlpack(jnp.asarray(leaf))
 
 
+def _readable(field: str, name: str, leaf: Any) -> Tensor:
+    if isinstance(leaf, jax.core.Tracer):
+        raise InvalidField(f"{field!r} must be known by now at {name!r}: {OUTSIDE} (got {leaf})")
+    try:
+        return _tensor(leaf)
+    except (TypeError, ValueError):
+        got = f"a {type(leaf).__name__}"
+        raise InvalidField(f"{field!r} must be an array at {name!r} (got {got})") from None
+
+
 def _checked(field: str, name: str, leaf: Any) -> Tensor:
-    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
     if not is_array or jnp.result_type(leaf).name not in DTYPES:
         got = jnp.result_type(leaf) if is_array else f"a {type(leaf).__name__}"
         rule = f"be an array of {', '.join(DTYPES)}"
         raise InvalidField(f"{field!r} must {rule} at {name!r} (got {got})")
+    if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+        remedy = "unless the program itself calls jax.config.update('jax_enable_x64', True)"
+        raise InvalidField(f"{field!r} must be float32 at {name!r}, {remedy} (got {leaf.dtype})")
     leaf = jnp.asarray(leaf)
     on_cpu = all(device.platform == "cpu" for device in leaf.devices())
     require(on_cpu, field, f"be on the CPU at {name!r}", leaf.devices())

@@ -7,8 +7,9 @@ framework, with `fs.jax` and `fs.numpy` among them.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +34,11 @@ class Node(ABC):
         buffer_elements: how many numbers stand behind the parameters and are exchanged with them.
         settings: what schedules set and strategies read: "lr", where it is known.
         is_plain_sgd: whether `update` subtracts the rate times the gradients, and nothing else.
+        loss: of the step that is being taken, as `worker.step` was told.
     """
 
     is_plain_sgd = False
+    loss = math.nan
 
     def __init__(
         self,
@@ -71,6 +74,13 @@ class Node(ABC):
     @abstractmethod
     def update(self, parameters: Tensor, gradients: Tensor) -> None:
         """The optimizer's step: change `parameters` in place."""
+
+    def leaves(self) -> list[tuple[str, Sequence[int]]]:
+        """Names and shapes of the parameters, and behind them the buffers, which all workers must
+        have in common. "" is no name.
+        """
+        behind = [("", (self.buffer_elements,))] if self.buffer_elements else []
+        return [*(("", shape) for shape in self.shapes), *behind]
 
     def gather_buffers(self, buffers: Any, flat: Tensor) -> None:
         """Write what `worker.step` was given as buffers into `flat`."""
@@ -112,10 +122,15 @@ class NodeOptimizer:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.param_groups = [node.settings]
-        self.flat: FlatTensors  # once the worker has made it
+        # Both once the worker has made the flat tensors.
+        self.flat: FlatTensors
+        self.where: Callable[[], str]
 
     def step(self) -> None:
-        self.node.update(self.flat.parameters, self.flat.gradients)
+        try:
+            self.node.update(self.flat.parameters, self.flat.gradients)
+        except InvalidField as error:
+            raise InvalidField(f"{self.where()}: {error}") from None
 
     def state_dict(self) -> dict[str, Any]:
         return {"settings": dict(self.node.settings), "state": self.node.saved_state()}
@@ -147,6 +162,10 @@ class Leaves:
                 )
         shapes = tuple(tensor.shape for tensor in tensors.values())
         return cls(tuple(tensors), shapes, dtype or torch.float32)
+
+    @property
+    def named_shapes(self) -> list[tuple[str, Sequence[int]]]:
+        return [*zip(map(str, self.names), self.shapes, strict=True)]
 
     @property
     def elements(self) -> int:

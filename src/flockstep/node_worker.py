@@ -13,6 +13,7 @@ from flockstep.fields import number_in, require
 from flockstep.flat import FlatTensors
 from flockstep.gradients import Clipping
 from flockstep.node import Node, NodeOptimizer
+from flockstep.same_model import Form
 from flockstep.schedules import Schedule
 from flockstep.strategies import Strategy
 from flockstep.worker import Worker
@@ -67,7 +68,14 @@ class NodeWorker(Worker):
         with torch.no_grad():
             node.fill(flat.state)
         self.optimizer.flat = flat
+        self.optimizer.where = self._where
         return flat
+
+    def _form(self) -> Form:
+        return Form.of(type(self.node).__name__, self.node.dtype, self.node.leaves())
+
+    def _where(self) -> str:
+        return f"rank {self.comm.rank}, step {self.steps + 1}"
 
     def outside_tensors(self) -> list[Tensor]:
         return []
@@ -102,13 +110,14 @@ class NodeWorker(Worker):
         """
         accuracy = None if accuracy is None else number_in("accuracy", accuracy)
         self._hear(loss, accuracy, again)
+        self.node.loss = self.loss
         try:
             with torch.no_grad():
                 self.node.gather(gradients, self.flat.gradients)
                 if buffers is not None:
                     self.node.gather_buffers(buffers, self.flat.buffers)
         except InvalidField as error:
-            raise InvalidField(f"rank {self.comm.rank}, step {self.steps + 1}: {error}") from None
+            raise InvalidField(f"{self._where()}: {error}") from None
         if self.course.weight != 1:
             self.flat.gradients.mul_(self.course.weight)
         self._take_step()

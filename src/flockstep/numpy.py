@@ -32,12 +32,16 @@ from flockstep.schedules import Schedule
 from flockstep.strategies import Strategy
 
 Arrays = dict[str, NDArray[Any]]
-Update = Callable[[Arrays, Arrays, float, Arrays], None]
-"""`update(params, grads, lr, state)` changes the arrays of `params` in place. In `state`, a dict
-that is empty at first, it may keep arrays from step to step, such as those of momentum."""
+State = dict[str, Any]
+Update = Callable[[Arrays, Arrays, float, State], Any]
+"""`update(params, grads, lr, state)` changes the arrays of `params` in place, puts new ones of the
+same shape and type into it, or returns a dict of new ones. In `state`, a dict that is empty at
+first, it may keep arrays and numbers from step to step, such as those of momentum."""
+
+FLOATS = (np.float16, np.float32, np.float64)
 
 
-def sgd(params: Arrays, grads: Arrays, lr: float, state: Arrays) -> None:
+def sgd(params: Arrays, grads: Arrays, lr: float, state: State) -> None:
     """Plain stochastic gradient descent.
 
     x ← x − η g"""
@@ -50,7 +54,8 @@ class Worker(NodeWorker):
 
     `update` is the optimizer's step; plain SGD if it is left out. `buffers` are arrays that are
     exchanged with the parameters but get no gradients: hand new ones to `worker.step(loss, grads,
-    buffers=…)`. Arrays stand in the flat tensor in the order of their dicts.
+    buffers=…)`. Arrays stand in the flat tensor in the order of their dicts, which must be the
+    same on all workers.
 
     `worker.params` and `worker.buffers` may be read only: a step is `worker.step`'s business. Who
     means to change them does it inside `with worker.changing_parameters():`.
@@ -118,7 +123,10 @@ class NumpyNode(Node):
         self._update = update
         self.is_plain_sgd = update is sgd
         self._has_buffers = buffers is not None
-        self.state: Arrays = {}
+        self.state: State = {}
+
+    def leaves(self) -> list[tuple[str, Sequence[int]]]:
+        return [*self._leaves.named_shapes, *self._buffers.named_shapes]
 
     def fill(self, state: Tensor) -> None:
         count = self._leaves.elements
@@ -144,10 +152,18 @@ class NumpyNode(Node):
         _copy("buffers", buffers, self._buffers, flat)
 
     def update(self, parameters: Tensor, gradients: Tensor) -> None:
-        params, grads = _arrays(self._leaves, parameters), _arrays(self._leaves, gradients)
+        views, grads = _arrays(self._leaves, parameters), _arrays(self._leaves, gradients)
+        params = dict(views)
         result = self._update(params, grads, self.settings["lr"], self.state)
-        if result is not None:  # new arrays, in place of changed ones
-            _copy("parameters", result, self._leaves, parameters)
+        new = params if result is None else result
+        if not _are_same(new, views):
+            self._take(new, parameters)
+
+    def _take(self, params: Any, flat: Tensor) -> None:
+        """Copy what an update has put in the place of the parameters' own arrays."""
+        tensors = _named("params", params, self._leaves)
+        # An array may be another's view of the flat tensor, which is about to change.
+        self._leaves.copy("params", [tensor.clone() for tensor in tensors], flat)
 
     def model_of(self, state: Tensor) -> Any:
         params, buffers = self._views(state.clone())
@@ -161,28 +177,58 @@ class NumpyNode(Node):
         return as_arrays(data)
 
     def state_tensors(self) -> list[Tensor]:
-        return [torch.from_numpy(self.state[name].copy()) for name in self._floating()]
+        return [torch.from_numpy(np.array(self.state[name])) for name in self._floating()]
 
     def put_state_tensors(self, tensors: Sequence[Tensor]) -> None:
         for name, tensor in zip(self._floating(), tensors, strict=True):
-            self.state[name][...] = tensor.numpy()
+            value = self.state[name]
+            if isinstance(value, np.ndarray):
+                value[...] = tensor.numpy()
+            else:
+                self.state[name] = type(value)(tensor.item())
 
     def _floating(self) -> list[str]:
-        for name, array in self.state.items():
-            rule = "keep arrays only, such as np.zeros_like(grads['w'])"
-            require(isinstance(array, np.ndarray), "state", rule, f"{name}={array!r}")
-        return [name for name, array in self.state.items() if array.dtype.kind == "f"]
+        """What of the state is floating-point numbers, in an order in which the same names meet on
+        all workers: that of the parameters, then that of the alphabet.
+        """
+        places = {name: place for place, name in enumerate(self._leaves.names)}
+        names = sorted(self.state, key=lambda name: (places.get(name, len(places)), str(name)))
+        self._require_state()
+        return [name for name in names if np.asarray(self.state[name]).dtype.kind == "f"]
+
+    def _require_state(self) -> None:
+        for name, value in self.state.items():
+            is_plain = isinstance(value, np.ndarray | np.generic | int | float)
+            rule = "keep arrays and numbers only, such as np.zeros_like(grads['w'])"
+            require(is_plain, "state", rule, f"a {type(value).__name__} at {name!r}")
 
     def reset_state(self) -> None:
         self.state.clear()
 
     def saved_state(self) -> Any:
-        return {name: torch.from_numpy(array.copy()) for name, array in self.state.items()}
+        self._require_state()
+        return {name: _saved(value) for name, value in self.state.items()}
 
     def load_state(self, saved: Any) -> None:
         if not isinstance(saved, dict):
             raise CheckpointError("the checkpoint is of another framework's optimizer")
-        self.state = {name: tensor.numpy().copy() for name, tensor in saved.items()}
+        self.state = {name: _loaded(value) for name, value in saved.items()}
+
+
+def _saved(value: Any) -> Any:
+    """Of an optimizer's state, for a checkpoint: Python's numbers as they are, and in a list those
+    of NumPy's that are no arrays.
+    """
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    return [torch.from_numpy(np.array(value))] if isinstance(value, np.generic) else value
+
+
+def _loaded(saved: Any) -> Any:
+    """The other way round."""
+    if isinstance(saved, Tensor):
+        return saved.numpy().copy()
+    return saved[0].numpy()[()] if isinstance(saved, list) else saved
 
 
 def as_arrays(data: Any) -> Any:
@@ -204,20 +250,41 @@ def _tensors(field: str, arrays: Any) -> dict[str, Tensor]:
 
 
 def _tensor(field: str, name: str, array: Any) -> Tensor:
-    is_float = isinstance(array, np.ndarray) and array.dtype in (np.float16, np.float32, np.float64)
-    if not is_float:
-        got = getattr(array, "dtype", type(array).__name__)
+    is_array = isinstance(array, np.ndarray | np.generic)  # arrays of no dimensions become numbers
+    if not is_array or array.dtype not in FLOATS:
         rule = "be an array of float16, float32 or float64"
-        raise InvalidField(f"{field!r} must {rule} at {name!r} (got {got})")
+        raise InvalidField(f"{field!r} must {rule} at {name!r} (got {_kind(array)})")
+    array = np.asarray(array)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch takes no others
     return torch.from_numpy(array)
 
 
+def _kind(value: Any) -> str:
+    """`a list`, or `a Tensor of torch.float32`: what stands in the place of an array."""
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, np.ndarray | np.generic):
+        return str(dtype)
+    of_dtype = "" if dtype is None else f" of {dtype}"
+    return f"a {type(value).__name__}{of_dtype}"
+
+
 def _copy(field: str, arrays: Any, leaves: Leaves, flat: Tensor) -> None:
+    leaves.copy(field, _named(field, arrays, leaves), flat)
+
+
+def _named(field: str, arrays: Any, leaves: Leaves) -> list[Tensor]:
+    """A dict of arrays, in the order of the flat tensor."""
     tensors = _tensors(field, arrays)
     leaves.require_names(field, list(tensors))
-    leaves.copy(field, [tensors[name] for name in leaves.names], flat)
+    return [tensors[name] for name in leaves.names]
+
+
+def _are_same(arrays: Any, others: Arrays) -> bool:
+    """Whether a dict holds these very arrays."""
+    if not isinstance(arrays, dict) or arrays.keys() != others.keys():
+        return False
+    return all(arrays[name] is other for name, other in others.items())
 
 
 def _arrays(leaves: Leaves, flat: Tensor) -> Arrays:

@@ -41,6 +41,7 @@ from flockstep.flat import FlatModel, FlatTensors, outside_tensors
 from flockstep.gradients import Clipping, OnGradients, require_scaler, unscale
 from flockstep.modes import evaluating
 from flockstep.optimizers import require_decay, require_steps_alone
+from flockstep.same_model import TORCH, Form, require_same_model
 from flockstep.schedules import Paced, Progress, Schedule
 from flockstep.strategies import Strategy
 
@@ -142,6 +143,7 @@ class Worker:
         comm.workers_made += 1
         self._names = Namespace(comm, f"worker {comm.workers_made}/")
         with torch.no_grad(), comm.unmetered(), self._names:
+            require_same_model(comm, self._form())
             for tensor in (self.flat.state, *self.outside_tensors()):
                 broadcast_from_first(comm, tensor, range(comm.size))
             self.state = self._hooks.init(self)
@@ -159,6 +161,12 @@ class Worker:
             name = type(self.optimizer).__name__
             require(known, "optimizer", "hold parameters of the model only", name)
         return flat
+
+    def _form(self) -> Form:
+        """What the workers' models must have in common."""
+        named = self.flat.named(self.model, self.flat.state)
+        shapes = [(name, tensor.shape) for name, tensor in named.items()]
+        return Form.of(TORCH, self.flat.state.dtype, shapes)
 
     def outside_tensors(self) -> list[Tensor]:
         """What belongs to the model's state but not to its flat tensor."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from flockstep.errors import FlockstepError
 from flockstep.fields import require
+from flockstep.node import NodeOptimizer
 from flockstep.worker import Worker
 
 
@@ -43,6 +44,9 @@ class WorkerOptimizer(Optimizer):
 
     def __init__(self, worker: Worker) -> None:
         require(isinstance(worker, Worker), "worker", "be an fs.Worker(…)", worker)
+        if isinstance(worker.optimizer, NodeOptimizer):
+            rule = "be one of a torch module: loops of others call worker.step(loss, gradients)"
+            require(False, "worker", rule, f"one of a {type(worker.optimizer.node).__name__}")
         self.worker = worker
         self._losses: list[Tensor] = []  # of forward passes since the last step
         self._are_parts = False  # of a sum

@@ -390,6 +390,17 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     fs.launch(another, 2)
 
 
+def in_double(size):
+    with jax.enable_x64(True):
+        return jnp.zeros(size, jnp.float64)
+
+
+def giving(change) -> optax.GradientTransformation:
+    return optax.GradientTransformation(
+        lambda params: (), lambda updates, state, params: (change(updates), state)
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -410,6 +421,31 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
             "'optimizer' must be one of optax's, such as optax.sgd(0.1) (got 0.1)",
         ),
         ({"order": ["w"]}, "'order' must list all of b, w once (got ['w'])"),
+        ({"order": "wb"}, "'order' must list all of b, w once (got 'wb')"),
+        ({"order": ["w", 0]}, "'order' must list all of b, w once (got ['w', 0])"),
+        (
+            {"params": {"a": {"b": jnp.zeros(2)}, "a.b": jnp.zeros(2)}},
+            "'params' must have leaves of different names (got two 'a.b')",
+        ),
+        (
+            {"params": {"x": np.zeros(2)}},
+            "'params' must be float32 at 'x', unless the program itself calls "
+            "jax.config.update('jax_enable_x64', True) (got float64)",
+        ),
+        ({"params": {"x": in_double(2)}}, "'params' must be float32 at 'x', unless"),
+        (
+            {"optimizer": optax.lbfgs()},
+            "'optimizer' must be one that needs gradients, state, parameters and 'value', the "
+            "loss, only (got scale_by_zoom_linesearch",
+        ),
+        (
+            {"optimizer": giving(lambda updates: {"w": updates["w"]})},
+            "'optimizer' must give updates of shape (3,) at 'b' (got None)",
+        ),
+        (
+            {"optimizer": giving(lambda updates: {**updates, "w": jnp.ones((1, 1))})},
+            "'optimizer' must give updates of shape (10, 3) at 'w' (got (1, 1))",
+        ),
         ({"schedule": fs.Cosine()}, "'lr' must be known: give lr=, the rate that the optimizer"),
         ({"strategy": fs.SlowMo(2)}, "'lr' must be known"),
         ({"strategy": fs.AdaComm(2, 1.0)}, "'lr' must be known"),
@@ -471,6 +507,7 @@ ZEROS = jax.tree.map(jnp.zeros_like, SMALL)
             "must be torch.float32 of (10, 3) at 'w' (got torch.bfloat16 of (10, 3))",
         ),
         ({"gradients": ZEROS, "buffers": ZEROS}, "'buffers' must have the leaves that they had"),
+        ({"gradients": {**ZEROS, "b": "low"}}, "'gradients' must be an array at 'b' (got a str)"),
         ({"gradients": ZEROS, "loss": jnp.zeros(2)}, "'loss' must be one number"),
         ({"gradients": ZEROS, "loss": jnp.nan}, "the loss is nan at step 1"),
     ],
@@ -517,15 +554,16 @@ def test_data_may_be_arrays_of_jax():
 
 def test_the_names_of_leaves_are_in_the_order_of_the_flat_tensor():
     def program(comm):
-        worker = fs.jax.Worker(comm, START, SGD, strategy=fs.SyncSGD(), order=NAMES)
-        plain = fs.jax.Worker(comm, START, SGD, strategy=fs.SyncSGD())
+        with jax.enable_x64(True):
+            worker = fs.jax.Worker(comm, START, SGD, strategy=fs.SyncSGD(), order=NAMES)
+            plain = fs.jax.Worker(comm, START, SGD, strategy=fs.SyncSGD())
         return worker.names, plain.names, worker.flat.state
 
     ((names, plain, flat),) = fs.launch(program, 1)
     assert names == NAMES
     assert plain == tuple(sorted(NAMES))
     expected = np.concatenate([START[name].ravel() for name in NAMES])
-    np.testing.assert_allclose(flat.numpy(), expected, rtol=1e-6)
+    assert (flat.numpy() == expected).all()
 
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch):
@@ -551,3 +589,116 @@ def test_a_schedule_of_optax_goes_on_where_momentum_is_reset():
 
     # Rates 1, 0.9, 0.8, 0.7; the momentum begins anew after two steps.
     assert fs.launch(program, 2)[0] == pytest.approx([-1.0, -1.35, -0.8, -1.05], rel=1e-6)
+
+
+@pytest.mark.parametrize("traced", ["gradients", "loss"])
+def test_a_step_inside_of_jit_is_refused_in_one_line(traced):
+    def program(comm):
+        worker = fs.jax.Worker(comm, SMALL, SGD, strategy=fs.SyncSGD())
+
+        @jax.jit
+        def step(value):
+            worker.step(**{"loss": 0.0, "gradients": ZEROS, traced: value})
+
+        with pytest.raises(fs.InvalidField) as raised:
+            step(ZEROS if traced == "gradients" else 0.0)
+        return str(raised.value)
+
+    for said in fs.launch(program, 2):
+        assert f"{traced!r} must be" in said
+        assert "known by now" in said
+        assert "call worker.step outside of jax.jit" in said
+        assert "\n" not in said
+
+
+def test_an_optimizer_whose_updates_change_later_is_refused_in_one_line():
+    """Its state tells it apart, so that it is traced anew."""
+    optimizer = optax.GradientTransformation(
+        lambda params: (),
+        lambda updates, state, params: ({"x": jnp.ones(1)} if state else updates, (jnp.ones(1),)),
+    )
+
+    def program(comm):
+        worker = fs.jax.Worker(comm, {"x": jnp.zeros(3)}, optimizer, strategy=fs.SyncSGD())
+        for _ in range(2):
+            worker.step(0.0, {"x": jnp.zeros(3)})
+
+    with pytest.raises(fs.InvalidField) as raised:
+        fs.launch(program, 1)
+    message = "'optimizer' must give updates of shape (3,) at 'x' (got (1,))"
+    assert str(raised.value) == f"rank 0, step 2: {message}"
+
+
+@pytest.mark.parametrize(
+    ("params", "gradients", "message"),
+    [
+        ((jnp.zeros(2), jnp.zeros(3)), [jnp.zeros(2), jnp.zeros(3)], "with a tuple (got a list)"),
+        (
+            {"a": [{0: jnp.zeros(2)}] * 200},
+            {"a": [*[{0: jnp.zeros(2)}] * 100, *[{"0": jnp.zeros(2)}] * 100]},
+            "made, with a dict of [0] (got a dict of ['0'])",
+        ),
+    ],
+)
+def test_a_tree_of_another_make_is_told_by_its_first_difference(params, gradients, message):
+    def program(comm):
+        worker = fs.jax.Worker(comm, params, SGD, strategy=fs.SyncSGD())
+        worker.step(0.0, gradients)
+
+    with pytest.raises(fs.InvalidField) as raised:
+        fs.launch(program, 1)
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_a_whole_module_of_nnx_is_told_what_to_give_instead():
+    modules = [nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(6)]
+
+    def program(comm):
+        net = nnx.Sequential(*modules)
+        worker = fs.jax.Worker(comm, net, SGD, strategy=fs.LocalSGD(2))
+        _, grads = nnx.value_and_grad(lambda net: net(jnp.ones((1, 2))).mean())(worker.params)
+        worker.step(0.0, grads)
+
+    with pytest.raises(fs.InvalidField) as raised:
+        fs.launch(program, 1)
+    assert str(raised.value).endswith("Give a module of nnx as nnx.split(model, nnx.Param)")
+    assert len(str(raised.value)) < 300
+
+
+def test_an_optimizer_that_wants_the_loss_gets_it():
+    """The rate is halved whenever the loss has not fallen for two steps."""
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=2)
+    optimizer = optax.chain(optax.sgd(1.0), plateau)
+
+    def program(comm, losses):
+        worker = fs.jax.Worker(comm, {"x": jnp.zeros(1)}, optimizer, strategy=fs.LocalSGD(100))
+        seen = [0.0]
+        for loss in losses:
+            worker.step(loss, {"x": jnp.ones(1)})
+            seen.append(worker.flat.state.item())
+        return np.diff(seen).tolist()
+
+    falling, level = [5.0, 4.0, 3.0, 2.0, 1.0], [5.0] * 5
+    ours, theirs = fs.launch(lambda comm: program(comm, (falling, level)[comm.rank]), 2)
+    assert ours == [-1.0] * 5
+    assert theirs == plainly(optimizer, level)
+    assert min(map(abs, theirs)) < 1
+
+
+def plainly(optimizer, losses):
+    """The updates of a plain loop of optax."""
+    params = {"x": jnp.zeros(1)}
+    state, told = optimizer.init(params), []
+    for loss in losses:
+        updates, state = optimizer.update({"x": jnp.ones(1)}, state, params, value=loss)
+        told.append(updates["x"].item())
+    return told
+
+
+def test_without_its_packages_the_name_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    monkeypatch.delitem(sys.modules, "flockstep.jax", raising=False)
+    monkeypatch.delattr(fs, "jax", raising=False)
+    assert not hasattr(fs, "jax")
+    assert getattr(fs, "jax", None) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -133,6 +134,137 @@ def test_models_of_another_size_are_refused_before_they_meet():
         fs.launch(program, 2)
 
 
+def refused(make: Any, backend: Any = "sim") -> list[Any]:
+    """What each worker hears when it is made, with the bytes and seconds that it took."""
+
+    def program(comm: fs.Comm) -> Any:
+        said = ""
+        try:
+            make(comm)
+        except fs.MismatchError as error:
+            said = str(error)
+        return said, comm.meter.bytes_sent, comm.meter.exchanges, comm.meter.seconds_waiting
+
+    return fs.launch(program, 2, backend)
+
+
+SQUARES = {"a": np.zeros((2, 2), np.float32), "b": np.ones((2, 2), np.float32)}
+TURNED = dict(reversed(SQUARES.items()))
+NEED = "all workers of a run need the same leaves in the same order"
+REMEDY = "fs.jax.Worker takes order=[…] of names, fs.numpy.Worker the order of its dict"
+SGD = optax.sgd(0.1)
+
+
+def by_numpy(comm: fs.Comm, params: Any, **how: Any) -> None:
+    fs.numpy.Worker(comm, params, strategy=fs.SyncSGD(), lr=0.1, **how)
+
+
+def by_jax(comm: fs.Comm, params: Any, **how: Any) -> None:
+    fs.jax.Worker(comm, params, SGD, strategy=fs.SyncSGD(), **how)
+
+
+def by_torch(comm: fs.Comm, net: torch.nn.Module) -> None:
+    fs.Worker(comm, net, torch.optim.SGD(net.parameters(), 0.1), fs.SyncSGD())
+
+
+def with_parts(**shapes: tuple[int, ...]) -> torch.nn.Module:
+    net = torch.nn.Module()
+    for name, shape in shapes.items():
+        net.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    return net
+
+
+OTHERS = {
+    "dicts of numpy": (
+        lambda comm: by_numpy(comm, TURNED if comm.rank else SQUARES),
+        f"rank 1 has 'b' of shape (2, 2) as leaf 0 where rank 0 has 'a' of shape (2, 2): {NEED}. "
+        f"{REMEDY}",
+    ),
+    "buffers": (
+        lambda comm: by_numpy(comm, {"x": SQUARES["a"]}, buffers=TURNED if comm.rank else SQUARES),
+        f"rank 1 has 'b' of shape (2, 2) as leaf 1 where rank 0 has 'a' of shape (2, 2): {NEED}. "
+        f"{REMEDY}",
+    ),
+    "names": (
+        lambda comm: by_numpy(comm, {"v" if comm.rank else "w": np.zeros(2)}),
+        f"rank 1 has 'v' of shape (2,) as leaf 0 where rank 0 has 'w' of shape (2,): {NEED}. "
+        f"{REMEDY}",
+    ),
+    "shapes": (
+        lambda comm: by_numpy(comm, {"w": np.zeros((2, 3) if comm.rank else (3, 2))}),
+        f"rank 1 has 'w' of shape (2, 3) as leaf 0 where rank 0 has 'w' of shape (3, 2): {NEED}",
+    ),
+    "one more": (
+        lambda comm: by_numpy(comm, {"w": np.zeros(2), **({"v": np.ones(1)} if comm.rank else {})}),
+        f"rank 1 has 'v' of shape (1,) as leaf 1 where rank 0 has none: {NEED}. {REMEDY}",
+    ),
+    "types": (
+        lambda comm: by_numpy(comm, {"w": np.zeros(2, np.float32 if comm.rank else np.float64)}),
+        "rank 1 has parameters of torch.float32, rank 0 of torch.float64: all workers of a run "
+        "need the same type",
+    ),
+    "orders of jax": (
+        lambda comm: by_jax(comm, SQUARES, order=["b", "a"] if comm.rank else None),
+        f"rank 1 has 'b' of shape (2, 2) as leaf 0 where rank 0 has 'a' of shape (2, 2): {NEED}. "
+        f"{REMEDY}",
+    ),
+    "an order that was forgotten": (
+        lambda comm: (
+            by_jax(comm, SQUARES) if comm.rank else by_torch(comm, with_parts(b=(2, 2), a=(2, 2)))
+        ),
+        f"rank 1 has 'a' of shape (2, 2) as leaf 0 where rank 0 has 'b' of shape (2, 2): {NEED}. "
+        f"{REMEDY}",
+    ),
+    "a matrix and its transpose, of other names": (
+        lambda comm: (
+            by_jax(comm, {"kernel": np.zeros((2, 3), np.float32)})
+            if comm.rank
+            else by_torch(comm, torch.nn.Linear(2, 3, bias=False))
+        ),
+        f"rank 1 has 'kernel' of shape (2, 3) as leaf 0 where rank 0 has 'weight' of shape (3, 2): "
+        f"{NEED}. {REMEDY}",
+    ),
+    "modules": (
+        lambda comm: by_torch(
+            comm, with_parts(b=(2,), a=(2,)) if comm.rank else with_parts(a=(2,), b=(2,))
+        ),
+        f"rank 1 has 'b' of shape (2,) as leaf 0 where rank 0 has 'a' of shape (2,): {NEED}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), OTHERS.values(), ids=list(OTHERS))
+def test_models_of_other_leaves_are_refused_on_every_worker_in_one_line(make, message):
+    assert refused(make) == [(message, 0, 0, 0.0)] * 2
+
+
+def test_real_processes_refuse_models_of_another_order_on_every_worker(local):
+    make, message = OTHERS["dicts of numpy"]
+    assert [said for said, *_ in refused(make, local)] == [message] * 2
+
+
+ALIKE = {
+    "an order that is given": (
+        lambda comm: by_torch(comm, with_parts(b=(2, 2), a=(2, 2))),
+        lambda comm: by_jax(comm, SQUARES, order=["b", "a"]),
+    ),
+    "other names, and a column": (
+        lambda comm: by_torch(comm, torch.nn.Linear(4, 1)),
+        lambda comm: by_numpy(comm, {"w": np.zeros(4, np.float32), "c": np.zeros((), np.float32)}),
+    ),
+    "all in one": (
+        lambda comm: by_torch(comm, torch.nn.Linear(4, 1).double()),
+        lambda comm: fs.NodeWorker(comm, OfLists([0.0] * 5), fs.SyncSGD()),
+    ),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE.values(), ids=list(ALIKE))
+def test_frameworks_may_name_and_shape_the_same_numbers_otherwise(one, other):
+    told = refused(lambda comm: (other if comm.rank else one)(comm))
+    assert told == [("", 0, 0, 0.0)] * 2
+
+
 def test_jax_and_numpy_agree_with_another_order_of_their_own(tmp_path):
     """The order of leaves is part of the flat model, not of what is trained."""
 
@@ -161,3 +293,32 @@ def test_the_page_of_frameworks_runs(capsys):
     by_jax, by_numpy, by_mine = capsys.readouterr().out.splitlines()
     assert by_jax.split() == by_numpy.split() == ["[", "1.", "-2.", "3.", "0.5]"]
     assert by_mine == "tensor([1.0000, 2.0000])"
+
+
+def pulled(comm: fs.Comm, worker: Any, gradient: Any) -> Any:
+    """Steps in whatever order, of gradients that are this worker's own: where it was, and the
+    centre.
+    """
+    for _ in range(6):
+        worker.step(0.0, {"x": gradient})
+    own = worker.flat.state.double().numpy().copy()
+    comm.barrier()
+    return own, np.asarray(worker.finish()["x"], np.float64)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax"])
+def test_real_processes_pull_at_a_centre_and_nothing_is_lost(framework, local):
+    """Σ x + x̃ changes by gradients alone, whoever comes first."""
+
+    def program(comm):
+        start, strategy = {"x": np.ones(3, np.float32)}, fs.EAWild(2)
+        if framework == "jax":
+            worker = fs.jax.Worker(comm, start, optax.sgd(0.1), strategy=strategy)
+        else:
+            worker = fs.numpy.Worker(comm, start, strategy=strategy, lr=0.1)
+        return pulled(comm, worker, np.full(3, comm.rank + 1.0, np.float32))
+
+    (one, centre), (other, centre_there) = fs.launch(program, 2, local)
+    assert (centre == centre_there).all()
+    assert (centre < 1).all()
+    np.testing.assert_allclose(one + other + centre, 3 - 0.1 * 6 * (1 + 2), rtol=1e-5)

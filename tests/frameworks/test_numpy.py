@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tests.frameworks.harness import (
 from tests.strategies.table import TABLE, VARIANTS
 
 import flockstep as fs
+from flockstep.flat import FlatTensors
 
 STRATEGIES = [
     strategy
@@ -36,18 +39,35 @@ def test_every_strategy_is_what_it_is_with_torch(strategy):
 
 
 def test_real_processes_give_what_the_simulator_gives(local):
-    strategies = [fs.LocalSGD(3), fs.SyncSGD(), fs.DiLoCo(3), fs.SyncSGD(codec=fs.TopK(0.1))]
+    strategies = [
+        fs.LocalSGD(3),
+        fs.SyncSGD(),
+        fs.NoSync(0.3),
+        fs.DiLoCo(3),
+        fs.SyncSGD(codec=fs.TopK(0.1)),
+    ]
     assert_alike(trained(strategies, "numpy", local), trained(strategies, "torch"), 1e-9)
 
 
 def test_on_shared_pages_the_arrays_are_the_shared_memory(local):
-    """Without gradients nobody moves, and one worker's change is seen by the other."""
+    """Without gradients nobody moves, and one worker's change is seen by the other, who moves there
+    later.
+    """
 
     def program(comm):
+        plain = FlatTensors.live_in
+
+        def late(self, memory):
+            time.sleep(0.3)
+            plain(self, memory)
+
+        if comm.rank == 0:
+            FlatTensors.live_in = late
         params = {"x": np.zeros(3)}
         worker = fs.numpy.Worker(comm, params, strategy=fs.Hogwild(), lr=0.1)
         if comm.rank == 1:
             worker.step(0.0, {"x": np.array([1.0, 2.0, 3.0])})
+        FlatTensors.live_in = plain
         comm.barrier()
         return worker.params["x"].copy()
 
@@ -194,6 +214,8 @@ X3 = {"x": np.zeros(3)}
             {"params": {"x": np.zeros(3, int)}},
             "'params' must be an array of float16, float32 or float64 at 'x' (got int64)",
         ),
+        ({"params": {"x": torch.zeros(3)}}, "at 'x' (got a Tensor of torch.float32)"),
+        ({"params": {"x": {"y": np.zeros(3)}}}, "at 'x' (got a dict)"),
         (
             {"params": {"x": np.zeros(3), "y": np.zeros(2, np.float32)}},
             "parameters and buffers must share one dtype: 'y' is torch.float32, "
@@ -284,3 +306,138 @@ def test_an_update_may_return_new_arrays():
         return worker.params["w"].tolist()
 
     assert fs.launch(program, 2) == [[0.5] * 3] * 2
+
+
+def updated(update, start, steps=2):
+    """What an update makes of parameters, with gradients of ones and a rate of a half."""
+
+    def program(comm):
+        worker = fs.numpy.Worker(comm, start, update, strategy=fs.LocalSGD(2), lr=0.5)
+        for _ in range(steps):
+            worker.step(1.0, {name: np.ones_like(array) for name, array in start.items()})
+        return {name: array.tolist() for name, array in worker.params.items()}
+
+    return fs.launch(program, 2)[0]
+
+
+def test_an_update_may_put_new_arrays_in_the_place_of_the_old_ones():
+    def rebinding(params, grads, lr, state):
+        params["a"] = params["a"] - lr * grads["a"]
+        params["b"] -= lr * grads["b"]  # and change others in place
+
+    def swapping(params, grads, lr, state):
+        params["a"], params["b"] = params["b"], params["a"]
+
+    start = {"a": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}
+    assert updated(rebinding, start) == {"a": [0.0] * 2, "b": [-1.0] * 2}
+    assert updated(swapping, start, steps=1) == {"a": [0.0] * 2, "b": [1.0] * 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda params: params.update(y=np.zeros(1)),
+            "'params' must have the leaves that they had when the worker was made "
+            "(got \"a new one, 'y'\")",
+        ),
+        (lambda params: params.pop("x"), "worker was made (got \"none named 'x'\")"),
+        (
+            lambda params: params.update(x=np.zeros(2)),
+            "'params' must be torch.float64 of (3,) at 'x' (got torch.float64 of (2,))",
+        ),
+        (
+            lambda params: params.update(x=np.zeros(3, np.float32)),
+            "'params' must be torch.float64 of (3,) at 'x' (got torch.float32 of (3,))",
+        ),
+        (lambda params: params.update(x=[0.0] * 3), "float64 at 'x' (got a list)"),
+    ],
+)
+def test_an_update_that_leaves_other_parameters_says_so_in_one_line(change, message):
+    def update(params, grads, lr, state):
+        change(params)
+
+    with pytest.raises(fs.InvalidField) as raised:
+        updated(update, X3)
+    assert re.match("rank [01], step 1: 'params' must", str(raised.value))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_parameters_without_dimensions_take_numbers_of_numpy():
+    def program(comm):
+        worker = fs.numpy.Worker(
+            comm, {"x": np.zeros((), np.float32)}, strategy=fs.SyncSGD(), lr=0.5
+        )
+        worker.step(0.0, {"x": np.float32(comm.rank)})
+        worker.step(0.0, {"x": (worker.params["x"] - 1).mean()})
+        return worker.finish()["x"].item()
+
+    assert fs.launch(program, 2) == [0.375] * 2
+
+
+def adam(params, grads, lr, state):
+    state["t"] = state.get("t", 0) + 1
+    state["fall"] = state.get("fall", 1.0) * 0.9
+    state["rise"] = np.float32(1 - state["fall"])
+    for name, gradient in grads.items():
+        mean = state.setdefault(f"{name} mean", np.zeros_like(gradient))
+        mean += 0.1 * (gradient - mean)
+        params[name] -= lr * mean / state["rise"] / state["t"]
+
+
+def test_an_optimizer_that_keeps_numbers_goes_on_from_a_checkpoint_to_the_bit(tmp_path):
+    def program(comm, is_resumed):
+        start = {"x": np.ones(3, np.float32)}
+        worker = fs.numpy.Worker(comm, start, adam, strategy=fs.LocalSGD(2), lr=0.1)
+        if is_resumed:
+            worker.resume(tmp_path)
+        while worker.steps < 6:
+            worker.step(0.0, {"x": worker.params["x"] + np.float32(comm.rank)})
+            if worker.steps == 3 and not is_resumed:
+                worker.checkpoint(tmp_path)
+        worker.finish()
+        kinds = {name: type(value) for name, value in worker.node.state.items()}
+        return worker.flat.state.tolist(), kinds
+
+    whole = fs.launch(lambda comm: program(comm, False), 2)
+    assert whole == fs.launch(lambda comm: program(comm, True), 2)
+    _, kinds = whole[0]
+    assert kinds == {"t": int, "fall": float, "rise": np.float32, "x mean": np.ndarray}
+
+
+def test_state_that_cannot_be_kept_is_refused_in_one_line(tmp_path):
+    def program(comm):
+        def update(params, grads, lr, state):
+            state["both"] = {"x": grads["x"]}
+
+        worker = fs.numpy.Worker(comm, X3, update, strategy=fs.LocalSGD(2), lr=0.1)
+        worker.step(0.0, X3)
+        worker.checkpoint(tmp_path)
+
+    with pytest.raises(fs.InvalidField) as raised:
+        fs.launch(program, 2)
+    assert "'state' must keep arrays and numbers only" in str(raised.value)
+    assert "a dict at 'both'" in str(raised.value)
+
+
+def test_averaged_state_is_that_of_the_same_name_on_all_workers():
+    """In whatever order each worker has made it."""
+
+    def program(comm):
+        def update(params, grads, lr, state):
+            for name in ("b", "a", "other", "more")[:: 1 if comm.rank else -1]:
+                state.setdefault(name, np.full(1, ord(name[0]) + comm.rank * 2.0))
+            state.setdefault("half", comm.rank / 2)
+            state.setdefault("t", comm.rank)
+
+        strategy = fs.LocalSGD(2, momentum="average")
+        start = {"b": np.zeros(1), "a": np.zeros(1)}
+        worker = fs.numpy.Worker(comm, start, update, strategy=strategy, lr=0.1)
+        for _ in range(2):
+            worker.step(0.0, start)
+        return {name: np.asarray(value).item() for name, value in worker.node.state.items()}
+
+    for rank, state in enumerate(fs.launch(program, 2)):
+        arrays = {name: ord(name[0]) + 1.0 for name in ("a", "b", "other", "more")}
+        assert state == {**arrays, "half": 0.25, "t": rank}

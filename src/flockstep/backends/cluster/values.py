@@ -82,7 +82,7 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
         return {"dataclass": [_name(value), encode(_fields(value), tensors)]}
     raise FlockstepError(
         f"a {type(value).__name__} cannot be sent to another host: "
-        "return numbers, texts, tensors, modules, and lists, tuples or dicts of them"
+        "return numbers, texts, tensors, NumPy arrays, modules, and lists, tuples or dicts of them"
     )
 
 
