@@ -198,17 +198,17 @@ def written(codec: Codec, message: Tensor) -> Codec:
 
 
 def broadcast_message(
-    comm: Comm, write: Callable[[], Tensor], roots: Sequence[int]
+    comm: Comm, write: Callable[[], Tensor], roots: Sequence[int], device: torch.device
 ) -> tuple[int, Tensor]:
-    """The message of the first of `roots` that is not lost, and whose it is; the others hear its
-    length first.
+    """The message of the first of `roots` that is not lost, on the device on which it will be
+    decoded, and whose it is; the others hear its length first.
     """
     for root in roots:
         message = write() if comm.rank == root else torch.empty(0, dtype=torch.uint8)
         try:
             length = int(comm.broadcast(torch.tensor(message.numel()), root))
             if comm.rank != root:
-                message = torch.empty(length, dtype=torch.uint8)
+                message = torch.empty(length, dtype=torch.uint8, device=device)
             return root, comm.broadcast(message, root)
         except WorkerLost:  # raised on every worker alike: all try the next
             if root == roots[-1]:

@@ -99,5 +99,7 @@ class BestOnly(Strategy[BestOnlyState | None]):
             return
 
         codec, x0, memory = self.codec, state.start, state.memory
-        _, message = broadcast_message(comm, lambda: codec.encode(own - x0, memory), best_first)
+        _, message = broadcast_message(
+            comm, lambda: codec.encode(own - x0, memory), best_first, x0.device
+        )
         own.copy_(x0.add_(codec.decode(message, x0)))

@@ -173,7 +173,9 @@ class PSOPS(Strategy[PSOPSState]):
             broadcast_from_first(comm, swarm_best, best_first)
             return swarm_best
 
-        best, message = broadcast_message(comm, lambda: public.message(x, SWARM_BEST), best_first)
+        best, message = broadcast_message(
+            comm, lambda: public.message(x, SWARM_BEST), best_first, x.device
+        )
         public.hear(message, SWARM_BEST)
         return swarm_best if comm.rank == best else public[SWARM_BEST].clone()
 
