@@ -2,7 +2,8 @@
 of 407,050 parameters is right about 92 % of MNIST, on three networks.
 
 What the clock says is the same on every machine. Learning rates are those that the study picked
-(studies/sparse_asynchrony.toml), which has seeds and tests; here is one seed of each."""
+(studies/sparse_asynchrony.toml, results/ beside it), which has seeds and tests; here is one seed of
+each."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from benchmarks.harness import Benchmark, Case, Sample
 
 TARGET = 0.92
 TOP = fs.TopK(0.01)
+DENSE, SPARSE = "dense synchronous", "sparse asynchronous"
 METHODS: dict[str, tuple[fs.Strategy[Any], float]] = {
-    "dense synchronous": (fs.SyncSGD(), 0.1),
-    "sparse synchronous": (fs.SyncSGD(codec=TOP), 0.1),
-    "sparse asynchronous": (fs.AsyncSGD(codec=TOP), 0.01),
+    DENSE: (fs.SyncSGD(), 0.1),
+    "sparse synchronous": (fs.SyncSGD(codec=TOP), 0.3),
+    SPARSE: (fs.AsyncSGD(codec=TOP), 0.01),
     "sparse, all to all": (fs.AllToAllSGD(codec=TOP), 0.01),
 }
+PICKED = {(SPARSE, "wan-100m"): 0.003}  # where a method has another rate than elsewhere
 EVEN = fs.Compute(seconds=0.02, jitter=0.2)
 UNEVEN = fs.Compute(seconds=0.02, jitter=0.5, slow={7: 4.0})
 # And how many times sooner than dense synchronous training sparse asynchronous one must be there.
@@ -41,7 +44,7 @@ def _sparse() -> list[Sample]:
                 workers=8,
                 batch_size=64,
                 epochs=2,
-                lr=rate,
+                lr=PICKED.get((name, place), rate),
                 network=place,
                 compute=compute,
                 look_every="6 steps",
@@ -50,8 +53,7 @@ def _sparse() -> list[Sample]:
             seconds[name] = result.metrics["seconds_to_target"]
             megabytes[name] = result.metrics["bytes_to_target"] / 1e6
         for figures in (seconds, megabytes):
-            dense, sparse = figures["dense synchronous"], figures["sparse asynchronous"]
-            samples.append(Sample(dense / sparse, figures))
+            samples.append(Sample(figures[DENSE] / figures[SPARSE], figures))
     return samples
 
 

@@ -83,10 +83,24 @@ def made_with() -> dict[str, Any]:
             "name": platform.node(),
             "system": platform.system(),
             "machine": platform.machine(),
+            "processor": processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
         },
     }
+
+
+@functools.cache
+def processor() -> str:
+    """The model, and the instructions that torch uses of it: the same runs have the same bits on
+    machines where it is the same.
+    """
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = models[0] if models else name
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 @functools.cache

@@ -1,0 +1,51 @@
+"""Records that stand beside their studies: each is what the code of now gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import flockstep as fs
+from flockstep.study.records import Record, processor, read_records
+
+RESULTS = Path(__file__).parents[2] / "studies" / "results"
+STUDIES = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
+
+
+def shortest(folder: Path) -> Record:
+    """That of the simulated run that took least time."""
+    told = [each for each in read_records(folder).values() if each.is_done]
+    simulated = [each for each in told if each.config["backend"] == "sim"]
+    return min(simulated, key=lambda each: (each.wall_seconds, each.id))
+
+
+@pytest.mark.skipif("FLOCKSTEP_DATA" not in os.environ, reason="no folder of data sets")
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_recorded_run_gives_the_same_figures_again(study):
+    """To the bit on the same processor; sums of others are rounded in another order."""
+    record = shortest(RESULTS / study)
+    spec = fs.RunSpec.from_json(json.dumps(record.spec))
+    assert spec.id == record.id
+    metrics = fs.run(spec).metrics
+    recorded = {name: value for name, value in record.metrics.items() if "wall" not in name}
+    again = {name: metrics[name] for name in recorded}
+    if record.host.get("processor") == processor():
+        assert again == recorded
+    else:
+        assert again == pytest.approx(recorded, rel=0.02, abs=0.005)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_records_are_those_of_the_declared_study(study):
+    """Nothing is missing, and the page beside them says what they say."""
+    outcome = fs.load_outcome(RESULTS / study)
+    declared = fs.Study.from_toml(RESULTS.parent / f"{study}.toml")
+    assert outcome.study == declared
+    assert all(record.is_done for record in outcome.records.values())
+    page = (RESULTS / study / "report.md").read_text()
+    assert outcome.comparisons
+    for comparison in outcome.comparisons:
+        assert f"{comparison.p:.4g}" in page
