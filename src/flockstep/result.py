@@ -357,6 +357,7 @@ def described(spec: RunSpec, task: Task, place: Backend) -> dict[str, Any]:
         "assignment": repr(spec.assignment),
         "sampling": repr(spec.sampling),
         "drop_last": spec.drop_last,
+        "train_samples": spec.train_samples,
         "validation": spec.validation,
         "schedule": repr(whole.schedule),
         "weight_decay_schedule": spec.weight_decay_schedule and repr(spec.weight_decay_schedule),

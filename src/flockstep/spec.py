@@ -73,6 +73,7 @@ class RunSpec:
         sampling: in which order; None: `fs.Sampling()`.
         drop_last: whether the last, smaller batch of each pass over the data is left out; its
             samples come again in other passes, which are shuffled anew.
+        train_samples: how many of the training data are used, the first ones; None: all of them.
         validation: the share of the training data that is held out, and that looks are scored on;
             None: as the task has it.
         network, compute: the simulator's links and step times.
@@ -116,6 +117,7 @@ class RunSpec:
     assignment: Assignment = Disjoint()  # noqa: RUF009  it is frozen
     sampling: Sampling = Sampling()  # noqa: RUF009  it is frozen
     drop_last: bool = False
+    train_samples: int | None = None
     validation: float | None = None
     network: Network | None = None
     compute: Compute | None = field(default=None, hash=False)  # it holds a mapping
@@ -206,6 +208,8 @@ class RunSpec:
     def find_task(self) -> Task:
         """The task itself, where the spec has its name."""
         task = find_task(self.task, TASKS) if isinstance(self.task, str) else self.task
+        if self.train_samples is not None:
+            task = task.with_first_samples(self.train_samples)
         if self.validation is None:
             return task
         rule = "be None where the task has validation data of its own"
@@ -281,7 +285,16 @@ class RunSpec:
                 self._set("backend", name)
 
     def _check_numbers(self) -> None:
-        counts = ("workers", "epochs", "steps", "bytes", "batch_size", "batch_norm_group", "lanes")
+        counts = (
+            "workers",
+            "epochs",
+            "steps",
+            "bytes",
+            "batch_size",
+            "batch_norm_group",
+            "train_samples",
+            "lanes",
+        )
         for name in counts:
             value = getattr(self, name)
             if isinstance(value, int):

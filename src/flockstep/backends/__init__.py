@@ -8,6 +8,7 @@ from flockstep.backends.base import (
     Program,
     Watcher,
     one_interrupt,
+    usable_core_numbers,
     usable_cores,
 )
 from flockstep.backends.heartbeat import PATIENCE_SECONDS
@@ -34,5 +35,6 @@ __all__ = [
     "one_interrupt",
     "ray_session",
     "run_aside",
+    "usable_core_numbers",
     "usable_cores",
 ]

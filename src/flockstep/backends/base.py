@@ -139,9 +139,12 @@ def usable_cores() -> int:
     """How many cores this process may use: those that SLURM or taskset leave to it, where the
     system can say so.
     """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(usable_core_numbers()) or os.cpu_count() or 1
+
+
+def usable_core_numbers() -> list[int]:
+    """Their numbers; none where the system cannot say so."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def source_line(frame: FrameType | None) -> str:

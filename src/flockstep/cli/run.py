@@ -58,6 +58,7 @@ FLAGS = {
     "batch_norm_group": "Neighbours in rank that normalise batches together.  [default: none]",
     "assignment": "Which worker sees which samples.  [default: disjoint]",
     "drop_last": "Leave out the last, smaller batch of each pass over the data.",
+    "train_samples": "Train on the first so many samples.  [default: on all]",
     "validation": "The share of the training data that looks are scored on.  [default: the task's]",
     "network": "The simulator's links: a preset, latency=20ms,bandwidth=100Mbit/s, or network(…).  "
     "[default: lan-1g]",

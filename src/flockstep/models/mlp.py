@@ -12,7 +12,8 @@ INITIALISATIONS = ("torch", "he")
 
 
 class MLP(nn.Module):
-    """Linear layers of the given widths with ReLU between them; inputs are flattened.
+    """Linear layers of the given widths with ReLU between them; inputs are flattened. With
+    `batch_norm`, batches are normalised before each ReLU.
 
     Widths a, b, c, … make (a + 1)·b + (b + 1)·c + … parameters.
 
@@ -20,9 +21,12 @@ class MLP(nn.Module):
         widths: of the input, of each layer, of the output.
         initialisation: "torch" for torch's own, or "he" for weights from N(0, 2 ÷ inputs) and
             biases of 0, which keep signals of many layers at one size (He et al., 2015).
+        batch_norm: adds two parameters for each unit inside.
     """
 
-    def __init__(self, *widths: int, initialisation: str = "torch") -> None:
+    def __init__(
+        self, *widths: int, initialisation: str = "torch", batch_norm: bool = False
+    ) -> None:
         super().__init__()
         require_choice("initialisation", initialisation, INITIALISATIONS)
         require(
@@ -30,8 +34,10 @@ class MLP(nn.Module):
         )
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])
+            normalisation = [nn.BatchNorm1d(outputs)] if batch_norm else []
+            layers += [nn.Linear(inputs, outputs), *normalisation, nn.ReLU()]
+        behind_the_last = 2 if batch_norm else 1
+        self.layers = nn.Sequential(*layers[:-behind_the_last])
         if initialisation == "he":
             self._initialise()
 

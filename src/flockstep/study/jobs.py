@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import cloudpickle
 
+from flockstep.backends import usable_core_numbers
 from flockstep.errors import FlockstepError
 from flockstep.study.one_run import Order, lost_record
 from flockstep.study.records import Record
@@ -32,23 +33,24 @@ LONGEST_TAIL = 2_000  # characters of what a job that died had said
 # A job imports what the study can import, whatever that was started as.
 _SERVE = """
 import json, sys
-connection, lifeline, path = json.loads(sys.argv[1])
+connection, lifeline, core, path = json.loads(sys.argv[1])
 sys.path[:] = path
 from flockstep.study.job_process import main
-main(connection, lifeline)
+main(connection, lifeline, core)
 """
 
 Tick = Callable[[], None]
 
 
 class Job:
-    """One process, and the run that it is at."""
+    """One process, and the run that it is at. Simulated runs stay on `core`, if one is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, core: int | None = None) -> None:
+        self.core = core
         self.connection, theirs = Pipe()
         heard, self._lifeline = os.pipe()
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  it is open while the job lives
-        arguments = json.dumps([theirs.fileno(), heard, sys.path])
+        arguments = json.dumps([theirs.fileno(), heard, core, sys.path])
         # A session of its own: Ctrl-C in a terminal must reach the study alone.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE, arguments],
@@ -108,6 +110,8 @@ class Jobs:
             raise FlockstepError("the jobs of a study need Linux or another POSIX system")
         self._count = count
         self._jobs: list[Job] = []
+        cores = usable_core_numbers()
+        self._cores = cores if count <= len(cores) else []  # else the system divides them better
 
     def __enter__(self) -> Jobs:
         return self
@@ -161,7 +165,8 @@ class Jobs:
         for job in self._jobs:
             if job.order is None:
                 return job
-        self._jobs.append(Job())
+        taken = {job.core for job in self._jobs}
+        self._jobs.append(Job(next((core for core in self._cores if core not in taken), None)))
         return self._jobs[-1]
 
     def _record_of(self, job: Job) -> Record:

@@ -4,6 +4,7 @@ run it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -166,6 +167,11 @@ class Task:
         except Exception as error:
             raise own_code_error(f"task {self.name!r}", error) from error
 
+    def with_first_samples(self, count: int) -> Task:
+        """The same task, trained on the first `count` samples."""
+        require_integer("train_samples", count, 1)
+        return replace(self, train=functools.partial(_first_of, self.train, count))
+
     def loaded(self) -> Task:
         """The same task with its data in memory, and the validation data apart from the others."""
         train, test, validation = (
@@ -230,6 +236,14 @@ def mean_scores(rows: Tensor) -> tuple[float, float]:
     """Mean loss and mean score, from the rows of `Task.scores`; added up in their order."""
     loss, score, samples = (sum(column) for column in rows.T.tolist())
     return loss / samples, score / samples
+
+
+def _first_of(train: Any, count: int) -> Any:
+    dataset = train() if callable(train) else train
+    require(not is_stream(dataset), "train_samples", "be None with an IterableDataset", count)
+    samples = source_of(dataset).samples
+    require(count <= samples, "train_samples", f"be at most the number of them, {samples}", count)
+    return Subset(dataset, range(count))
 
 
 def held_out(dataset: Any, share: float) -> tuple[Any, Any]:
