@@ -156,6 +156,7 @@ from flockstep.study import (
     compare,
     load_outcome,
     load_records,
+    pack_records,
     run_study,
 )
 from flockstep.tasks import (
@@ -330,6 +331,7 @@ __all__ = [
     "lock_free_bound",
     "models",
     "numpy",
+    "pack_records",
     "printed_distance",
     "pull_within",
     "random_stream",

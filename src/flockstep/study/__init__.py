@@ -17,7 +17,7 @@ from flockstep.study.metrics import is_cost, is_score, value_of
 from flockstep.study.outcome import DECLARATION, Outcome, load_outcome
 from flockstep.study.plan import Plan, planned
 from flockstep.study.planning import score_to_pick_by
-from flockstep.study.records import Record, load_records
+from flockstep.study.records import Record, load_records, pack_records
 from flockstep.study.running import default_folder, run_study
 from flockstep.study.tuning import Pick, Tuning
 
@@ -59,6 +59,7 @@ __all__ = [
     "is_score",
     "load_outcome",
     "load_records",
+    "pack_records",
     "performance_profile",
     "planned",
     "printed_sample",

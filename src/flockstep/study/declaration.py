@@ -144,6 +144,8 @@ class Study:
         published: figures that a paper printed. `fs.Published`, or tables of its fields.
         published_by: "difference": to the published figure of the baseline, which is what a scaled
             study can test; or "value".
+        published_claim: what was published on the question, in a sentence or two.
+        scaling: how the published setting was made smaller, and what can be seen at that size.
         full: what differs at the published scale, in the form of all this.
         name: how its folder is called; the name of its file unless told.
         path: the file that it is from, if it is from one.
@@ -176,6 +178,8 @@ class Study:
     tune: Tuning | Mapping[str, Any] | None = None
     published: Sequence[Published | Mapping[str, Any]] = ()
     published_by: str = "difference"
+    published_claim: str = ""
+    scaling: str = ""
     full: Mapping[str, Any] = field(default_factory=dict)
     name: str = "study"
     path: Path | None = field(default=None, compare=False)
@@ -320,6 +324,9 @@ class Study:
         for name in ("question", "name"):
             value = getattr(self, name)
             require(isinstance(value, str) and value.strip() != "", name, "be a text", value)
+        for name in ("published_claim", "scaling"):
+            value = getattr(self, name)
+            require(isinstance(value, str), name, "be a text", value)
         is_file_name = not set(self.name) & set("/\\\0") and self.name not in (".", "..")
         require(is_file_name, "name", "be one that a folder can have", self.name)
         self._check_seeds()

@@ -1,7 +1,8 @@
 """Records: what one run of a study leaves, a file of its own, whole or not there.
 
 A finished run is `ID.json`, a failed one `ID.failed.json`, where ID is that of its spec. So folders
-of several machines merge by copying, and a failure never takes the place of a result.
+of several machines merge by copying, and a failure never takes the place of a result. Of a study
+that is done, `pack_records` makes one file, which is read as the others are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import lzma
 import os
 import platform
 import subprocess
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flockstep.errors import FlockstepError, RecordError
+from flockstep.folders import write_whole
 from flockstep.result import as_json, versions
 from flockstep.spec import RunSpec
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DONE, FAILED = ".json", ".failed.json"
 UNFINISHED = ".part"
+PACKED = "records.jsonl.xz"
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,7 @@ def write_record(folder: Path, record: Record) -> Path:
     """Put a record in its place, safe from a loss of power. One that is there already stays, but
     for a failure that is tried again.
     """
-    content = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
-    body = json.loads(as_json({"schema": SCHEMA, **content}))
-    text = json.dumps(body | {"checksum": checksum_of(body)}, indent=1) + "\n"
+    text = json.dumps(_body_of(record), indent=1) + "\n"
     path = folder / record.file_name
     unfinished = folder / f"{record.file_name}.{os.getpid()}{UNFINISHED}"
     try:
@@ -155,6 +157,35 @@ def write_record(folder: Path, record: Record) -> Path:
     if record.is_done:
         (folder / f"{record.id}{FAILED}").unlink(missing_ok=True)
     return path
+
+
+def _body_of(record: Record) -> dict[str, Any]:
+    content = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    body: dict[str, Any] = json.loads(as_json({"schema": SCHEMA, **content}))
+    return body | {"checksum": checksum_of(body)}
+
+
+def pack_records(folder: str | Path) -> Path:
+    """Put all records of a folder into one compressed file, a line each, in the order of their ids:
+    a tenth of the size, and the same bytes for the same records. Studies go on from it, and
+    reports are made of it, as from single files.
+
+    Example:
+        fs.pack_records("studies/results/period")
+    """
+    place = Path(folder)
+    records = read_records(place)
+    if not records:
+        raise RecordError(f"{str(folder)!r} holds no records")
+    lines = [json.dumps(_body_of(record)) + "\n" for _, record in sorted(records.items())]
+    packed = lzma.compress("".join(lines).encode(), preset=6)
+    try:
+        write_whole(place / PACKED, packed)
+    except OSError as error:
+        raise RecordError(f"{str(place / PACKED)!r} cannot be written: {error.strerror}") from error
+    for path in record_paths(place):
+        path.unlink()
+    return place / PACKED
 
 
 def _keep_folder(folder: Path) -> None:
@@ -185,31 +216,59 @@ def drop_unfinished(folder: Path) -> None:
 def read_record(path: Path) -> Record:
     """A record, if it is whole, as it was written, and of this schema. Errors name the file."""
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecordError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RecordError(f"{str(path)!r} is truncated or no record: {error}") from error
-    if not isinstance(body, dict) or "schema" not in body:
-        raise RecordError(f"{str(path)!r} is no record: it has no field 'schema'")
-    if body["schema"] != SCHEMA:
-        found = body["schema"]
-        raise RecordError(f"{str(path)!r} has schema {found!r}; this version reads {SCHEMA}")
-    if body.get("checksum") != checksum_of(body):
-        raise RecordError(
-            f"{str(path)!r} was edited or damaged: its field 'checksum' does not fit the rest"
-        )
-    known = {each.name for each in dataclasses.fields(Record)}
-    fields = {name: value for name, value in body.items() if name not in ("schema", "checksum")}
-    if set(fields) != known:
-        odd = ", ".join(map(repr, sorted(set(fields) ^ known)))
-        raise RecordError(f"{str(path)!r} has other fields than a record: {odd}")
-    record = Record(**fields)
+    record = _parsed(text, repr(str(path)))
     if path.name != record.file_name:
         raise RecordError(
             f"{str(path)!r} holds another run: its field 'id' says {record.file_name!r}"
         )
     return record
+
+
+def _parsed(text: str, where: str) -> Record:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{where} is truncated or no record: {error}") from error
+    if not isinstance(body, dict) or "schema" not in body:
+        raise RecordError(f"{where} is no record: it has no field 'schema'")
+    if body["schema"] != SCHEMA:
+        found = body["schema"]
+        raise RecordError(f"{where} has schema {found!r}; this version reads {SCHEMA}")
+    if body.get("checksum") != checksum_of(body):
+        raise RecordError(
+            f"{where} was edited or damaged: its field 'checksum' does not fit the rest"
+        )
+    known = {each.name for each in dataclasses.fields(Record)}
+    fields = {name: value for name, value in body.items() if name not in ("schema", "checksum")}
+    if set(fields) != known:
+        odd = ", ".join(map(repr, sorted(set(fields) ^ known)))
+        raise RecordError(f"{where} has other fields than a record: {odd}")
+    return Record(**fields)
+
+
+def _packed_records(folder: Path) -> list[Record]:
+    """Those of the packed file, if there is one."""
+    path = folder / PACKED
+    try:
+        written = path.stat()
+    except OSError:
+        return []
+    return _unpacked(path, written.st_mtime_ns, written.st_size)
+
+
+@functools.lru_cache(maxsize=4)  # a study reads its records several times
+def _unpacked(path: Path, mtime_ns: int, size: int) -> list[Record]:
+    try:
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    except OSError as error:
+        raise RecordError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        raise RecordError(f"{str(path)!r} is truncated or damaged: {error}") from error
+    where = repr(str(path))
+    return [_parsed(line, f"{where}, line {number},") for number, line in enumerate(lines, 1)]
 
 
 def record_paths(folder: Path) -> Iterator[Path]:
@@ -223,9 +282,12 @@ def read_records(folder: Path, ids: Sequence[str] | None = None) -> dict[str, Re
     """
     if ids is not None:
         paths = [folder / f"{each}{ending}" for each in ids for ending in (FAILED, DONE)]
-        found = [read_record(path) for path in paths if path.exists()]
+        single = [read_record(path) for path in paths if path.exists()]
     else:
-        found = [*map(read_record, record_paths(folder))]
+        single = [*map(read_record, record_paths(folder))]
+    wanted = None if ids is None else {*ids}
+    packed = [each for each in _packed_records(folder) if wanted is None or each.id in wanted]
+    found = [*packed, *single]
     failed = {record.id: record for record in found if not record.is_done}
     return failed | {record.id: record for record in found if record.is_done}
 
