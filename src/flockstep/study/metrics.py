@@ -8,6 +8,7 @@ from typing import Any
 
 from flockstep.errors import unknown_name
 
+THROUGHPUT = "samples_per_second"  # of all workers, by the run's clock
 OF_RUNS = (
     "test_accuracy",
     "test_loss",
@@ -18,6 +19,7 @@ OF_RUNS = (
     "exchanges",
     "steps",
     "samples",
+    THROUGHPUT,
     "test_replicas_mean",
     "test_replicas_max",
     "test_replicas_min",
@@ -40,13 +42,14 @@ OF_LOOKS = (
     "staleness_max",
 )
 METRICS = (*OF_RUNS, *LIMITS, *OF_LOOKS)
-HIGHER = (
+SCORES = (
     "test_accuracy",
     "accuracy",
     "best_accuracy",
     *REPLICA_SCORES,
     *(f"test_{name}" for name in REPLICA_SCORES),
 )
+HIGHER = (*SCORES, THROUGHPUT)
 # What has to be measured for it.
 NEEDS = {
     "spread": "spread",
@@ -92,7 +95,7 @@ def default_direction(name: str) -> str:
 
 def is_score(name: str) -> bool:
     """Whether the task's own metric is meant, which is an accuracy for classifiers."""
-    return name in HIGHER
+    return name in SCORES
 
 
 def cost_to(target: float, metric: str, history: Sequence[Mapping[str, Any]]) -> float | None:
@@ -113,6 +116,9 @@ def value_of(
     target = score_in(name)
     if target is not None:
         return cost_to(target, name, history)
+    if name == THROUGHPUT:
+        samples, seconds = metrics.get("samples"), metrics.get("seconds")
+        return samples / seconds if samples and seconds else None
     value = _of_looks(name, history) if name in OF_LOOKS else metrics.get(name)
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number and value is not None else None
