@@ -36,6 +36,7 @@ from flockstep.schedules import (
     StepDecay,
     Warmup,
 )
+from flockstep.tasks import gradient_noise
 from flockstep.tasks.task import (
     Task,
     classification_accuracy,
@@ -326,6 +327,18 @@ TASKS: dict[str, Task] = {
             global_batch=12,
             epochs=2,
             schedule=Warmup(epochs=0.08) * Cosine(end=0.1),
+        ),
+        # For the theory of Isakov and Kinsy (2018): every gradient is noise of deviation 1.
+        Task(
+            "gradient-noise",
+            gradient_noise.Walker,
+            OptimizerSpec("sgd", lr=1.0),
+            loss=gradient_noise.product,
+            metric=gradient_noise.distance_from_start,
+            train=functools.partial(gradient_noise.noise, gradient_noise.TRAIN),
+            test=functools.partial(gradient_noise.noise, gradient_noise.TEST),
+            batch_size=1,
+            epochs=1,
         ),
     )
 }
