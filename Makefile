@@ -8,7 +8,7 @@ STAMP := $(VENV)/installed
 CORES := $(shell nproc)
 XDIST := $(shell [ $(CORES) -gt 1 ] && echo --numprocesses $(CORES) --dist loadgroup)
 
-.PHONY: setup demo test test-cluster check bench format clean
+.PHONY: setup demo test test-cluster check bench studies pages format clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,15 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks --write
+
+# All studies of the papers once more, from the first run to the last: some hours. Stopped and started again it goes
+# on where it was; the records that are part of the repository stay as they are.
+studies: setup
+	$(BIN)/flockstep study $(sort $(wildcard studies/*.toml)) --out studies/again
+
+# The short page of every study, and that of printed figures, from the records that are there.
+pages: setup
+	$(BIN)/flockstep report $(patsubst %/study.toml,%,$(wildcard studies/results/*/study.toml)) --format page
 
 format: setup
 	$(BIN)/ruff format .

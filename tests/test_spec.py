@@ -124,6 +124,7 @@ def test_any_other_difference_is_one_of_the_id():
                 "look_every": "2 epochs",
                 "look_at": "synchronisation",
                 "drop_last": True,
+                "train_samples": 9,
                 "batch_norm_group": 2,
                 "weight_decay_schedule": "cosine",
                 "measure": "spread",

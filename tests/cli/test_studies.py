@@ -64,6 +64,32 @@ def test_a_study_is_run_told_and_reported(here, flockstep, tmp_path):
     assert listed["date"].startswith("20")
 
 
+def test_several_studies_are_run_packed_and_told_on_short_pages(here, flockstep, tmp_path):
+    folder = tmp_path / "studies"
+    told = 'published_claim = "Rarely will do."\nscaling = "Two workers."\n'
+    (folder / "other.toml").write_text(told + SMALL.replace("seeds = 2", "seeds = [3, 4]"))
+    flockstep("study", "studies/small.toml", "studies/other.toml", "--out", "again")
+    assert len(here.orders) == 8
+
+    done = flockstep("pack", "again/small", "again/other")
+    assert "again/other/records.jsonl.xz" in done.stdout
+    (tmp_path / "again" / "other" / "verdict.md").write_text("It depends.")
+    flockstep("report", "again/small", "again/other", "--format", "page")
+    page = (tmp_path / "again" / "other" / "page.md").read_text()
+    for part in ("How rarely?", "Rarely will do.", "Two workers.", "It depends.", "page.png"):
+        assert part in page
+    outcome = fs.load_outcome(tmp_path / "again" / "other")
+    assert outcome.verdict in page
+    assert outcome.verdict.startswith("Of 1 claims: ")
+    assert f"{100 * outcome.cells[0].mean:.4g}" in page
+    assert (tmp_path / "again" / "other" / "page.png").read_bytes()[:4] == b"\x89PNG"
+
+    flockstep("study", "studies/small.toml", "studies/other.toml", "--out", "again")
+    assert len(here.orders) == 8  # nothing is run again
+    refused = flockstep("report", "again/small", "again/other", "--out", "x.md")
+    assert "--out takes one FOLDER" in refused.stderr
+
+
 def test_flags_choose_scale_seeds_and_cells(here, flockstep):
     flockstep("study", "studies/small.toml", "--full", "--only", "period=2")
     assert [order.spec.seed for order in here.orders] == [0, 1, 2]

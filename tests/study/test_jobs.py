@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -144,3 +145,20 @@ def test_a_run_that_fails_on_ray_is_recorded(ray, tmp_path):
     outcome = study.run(folder=tmp_path, on="ray", jobs=2)
     assert [record.error["type"] for _, record in outcome.failures] == ["NonFiniteLoss"]
     assert len(outcome.finished) == 1
+
+
+def usable_cores_here(model, batch):
+    return float(len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_simulated_runs_stay_on_one_core_and_others_have_all():
+    digits = fs.task("digits-mlp")
+    task = dataclasses.replace(digits, name="cores", metric=usable_cores_here)
+    simulated = fs.RunSpec(task, fs.SyncSGD(), workers=2, steps=2)
+    orders = [Order(str(seed), simulated.replace(seed=seed)) for seed in range(3)]
+    real = Order("real", fs.RunSpec(task, fs.SyncSGD(), workers=2, steps=2, backend="local"))
+    with study_jobs.Jobs(2) as jobs:
+        records = {each.id: each for each in jobs.run(orders, [real], lambda: None)}
+    cores = {name: each.metrics["test_accuracy"] for name, each in records.items()}
+    assert cores == {"0": 1, "1": 1, "2": 1, "real": len(os.sched_getaffinity(0))}

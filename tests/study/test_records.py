@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import lzma
 import os
 import shutil
 
@@ -173,3 +174,52 @@ def test_records_are_a_table_in_one_line(tmp_path):
     assert table.loc[table["seed"] == 4, "history"].item()[-1]["accuracy"] == pytest.approx(0.9)
     with pytest.raises(fs.RecordError, match="is no folder"):
         fs.load_records(tmp_path / "missing")
+
+
+def test_packed_records_read_as_single_ones(tmp_path):
+    runs = [SPEC.replace(seed=seed) for seed in range(4)]
+    for spec in runs[:3]:
+        write_record(tmp_path, record(0.9 + spec.seed / 100, spec))
+    write_record(tmp_path, failed(runs[3]))
+    before = read_records(tmp_path)
+
+    path = fs.pack_records(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert read_records(tmp_path) == before
+    assert read_records(tmp_path, [runs[1].id]) == {runs[1].id: before[runs[1].id]}
+    assert len(fs.load_records(tmp_path)) == 4
+
+    packed = path.read_bytes()
+    assert fs.pack_records(tmp_path).read_bytes() == packed
+
+
+def test_a_study_goes_on_from_packed_records(tmp_path):
+    first, second = SPEC, SPEC.replace(seed=5)
+    write_record(tmp_path, failed(first))
+    fs.pack_records(tmp_path)
+    write_record(tmp_path, record(0.8, first))
+    write_record(tmp_path, record(0.7, second))
+    assert {each.status for each in read_records(tmp_path).values()} == {"done"}
+    fs.pack_records(tmp_path)
+    scores = {name: each.metrics["test_accuracy"] for name, each in read_records(tmp_path).items()}
+    assert scores == {first.id: 0.8, second.id: 0.7}
+
+
+def test_damage_of_packed_records_is_told_with_the_file_and_the_line(tmp_path):
+    write_record(tmp_path, record())
+    path = fs.pack_records(tmp_path)
+    whole = path.read_bytes()
+
+    path.write_bytes(whole[:-20])
+    with pytest.raises(fs.RecordError, match=r"records\.jsonl\.xz' is truncated or damaged"):
+        read_records(tmp_path)
+
+    line = lzma.decompress(whole).decode().replace('"seed": 4', '"seed": 5')
+    path.write_bytes(lzma.compress(line.encode()))
+    with pytest.raises(fs.RecordError, match="line 1, was edited or damaged"):
+        read_records(tmp_path)
+
+
+def test_a_folder_without_records_cannot_be_packed(tmp_path):
+    with pytest.raises(fs.RecordError, match="holds no records"):
+        fs.pack_records(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import cloudpickle
 import numpy as np
@@ -322,3 +323,35 @@ def test_augmented_photographs_train_on_real_processes_as_in_the_simulator(local
         for place in ("sim", local)
     ]
     assert torch.equal(runs[0].replicas[0], runs[1].replicas[0])
+
+
+def test_a_run_on_the_first_samples_knows_no_others():
+    task = fs.task("digits-mlp").with_first_samples(100).loaded()
+    assert len(task.train) == 100
+    _, labels = fs.dataset("digits")[0].tensors
+    assert [int(label) for _, label in task.train] == labels[:100].tolist()
+    spec = fs.RunSpec("digits-mlp", fs.SyncSGD(), workers=2, epochs=3, train_samples=100)
+    assert fs.run(spec).metrics["samples"] == 300
+    assert spec.id != spec.replace(train_samples=None).id
+    held = spec.replace(validation=0.2)
+    assert fs.run(held).metrics["samples"] == 240
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (0, "'train_samples' must be at least 1 (got 0)"),
+        (1438, "'train_samples' must be at most the number of them, 1437 (got 1438)"),
+    ],
+)
+def test_so_many_first_samples_must_be_there(count, message):
+    with pytest.raises(fs.InvalidField, match=re.escape(message)):
+        fs.run("digits-mlp", fs.SyncSGD(), workers=2, steps=1, train_samples=count)
+
+
+def test_the_small_net_of_the_thesis_has_its_numbers_of_samples():
+    model = fs.task("fashion-mlp").make_model()
+    weights = [parameter.numel() for parameter in model.parameters()]
+    assert sum(weights) == 784 * 64 + 64 + 2 * 64 + 64 * 10 + 10
+    assert model.training
+    assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)

@@ -19,7 +19,7 @@ from flockstep.cli.failures import Commands, debug_option, one_line
 from flockstep.cli.flatness import flatness
 from flockstep.cli.inspect import inspect
 from flockstep.cli.list import list_names
-from flockstep.cli.report import report
+from flockstep.cli.report import pack, report
 from flockstep.cli.run import run
 from flockstep.cli.show import show
 from flockstep.cli.study import study
@@ -32,7 +32,19 @@ def cli() -> None:
     """Train one PyTorch model on many workers that do not march in lockstep."""
 
 
-for command in (run, compare, study, report, show, flatness, demo, inspect, list_names, data):
+for command in (
+    run,
+    compare,
+    study,
+    report,
+    pack,
+    show,
+    flatness,
+    demo,
+    inspect,
+    list_names,
+    data,
+):
     cli.add_command(command if command is run else debug_option(command))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,18 +83,15 @@ def _study(path: Path) -> Rows:
     except FlockstepError as error:  # the others are to be listed all the same
         return {"question": str(error), "published": "", "verdict": "–", "n": 0, "date": ""}
     sources = [each.source for each in study.claims] + [each.source for each in study.printed]
+    told = study.published_claim or "; ".join(dict.fromkeys(filter(None, sources)))
     folder = default_folder(study)
-    row: Rows = {
-        "question": study.question,
-        "published": "; ".join(dict.fromkeys(filter(None, sources))),
-    }
+    row: Rows = {"question": study.question, "published": told}
     if folder is None or not (folder / DECLARATION).exists():
         return row | {"verdict": "not run", "n": 0, "date": ""}
     outcome = load_outcome(folder)
-    verdicts = Counter(each.verdict for each in outcome.comparisons)
     dates = [record.started[:10] for _, record in outcome.finished]
     return row | {
-        "verdict": ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
+        "verdict": outcome.verdict,
         "n": min((each.n for each in outcome.cells), default=0),
         "date": max(dates, default=""),
     }

@@ -40,7 +40,9 @@ def running_options(command: Command) -> Command:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.toml")
+@click.argument(
+    "files", type=click.Path(path_type=Path), metavar="FILE.toml …", nargs=-1, required=True
+)
 @click.option("--full", is_flag=True, help="With the settings of [full], the published scale.")
 @running_options
 @click.option("--seeds", type=int, help="How many seeds, in place of the study's.")
@@ -55,7 +57,8 @@ def running_options(command: Command) -> Command:
     "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Keep the records there.  [default: results/NAME beside the file]",
+    help="Keep the records there, of several studies in a folder each.  "
+    "[default: results/NAME beside the file]",
 )
 @click.option(
     "--report",
@@ -65,7 +68,7 @@ def running_options(command: Command) -> Command:
 )
 @json_option()
 def study(
-    file: Path,
+    files: tuple[Path, ...],
     full: bool,
     jobs: int | None,
     seeds: int | None,
@@ -77,7 +80,7 @@ def study(
     report: Path | None,
     for_machines: bool,
 ) -> None:
-    """Run what is missing of the study in FILE.toml, compare, and write a report.
+    """Run what is missing of the study in each FILE.toml, compare, and write a report.
 
     Stopped at any moment and started again it goes on where it was.
 
@@ -86,37 +89,47 @@ def study(
     flockstep study studies/period.toml --seeds 3 --jobs 2
     flockstep study studies/period.toml --only period=8 --only workers=4
     flockstep study studies/period.toml --full --on ray
+    flockstep study studies/*.toml --out again
     """
     if "" not in sys.path:  # for a task of one's own in this folder
         sys.path.insert(0, "")
-    declared = Study.from_toml(file)
-    if full:
-        declared = declared.at_full_scale()
-    if seeds is not None:
-        declared = declared.with_seeds(seeds)
+    if report is not None and len(files) > 1:
+        raise click.UsageError("--report takes one FILE.toml")
+    studies = [_declared(file, full, seeds) for file in files]  # errors of all, before any runs
     levels = read_levels(only)
     if jobs is not None:
         require_integer("--jobs", jobs, 1)
-    folder = out or default_folder(declared)
-    if dry_run:
-        _list(declared, folder, levels, jobs, for_machines)
-        return
-    page = report or (None if folder is None else folder / REPORT)
-    outcome = run_study(
-        declared,
-        folder,
-        jobs=jobs,
-        on=on,
-        only=levels,
-        retry_failed=retry_failed,
-        progress=None if sys.stderr.isatty() else not for_machines,
-        report=page,
-    )
-    show_outcome(outcome, for_machines)
-    if not for_machines and page is not None:
-        click.echo(f"The report: {page}")
-    if outcome.failures:
+    has_failures = False
+    for declared in studies:
+        place = out / declared.name if out is not None and len(files) > 1 else out
+        folder = place or default_folder(declared)
+        if dry_run:
+            _list(declared, folder, levels, jobs, for_machines)
+            continue
+        page = report or (None if folder is None else folder / REPORT)
+        outcome = run_study(
+            declared,
+            folder,
+            jobs=jobs,
+            on=on,
+            only=levels,
+            retry_failed=retry_failed,
+            progress=None if sys.stderr.isatty() else not for_machines,
+            report=page,
+        )
+        show_outcome(outcome, for_machines)
+        if not for_machines and page is not None:
+            click.echo(f"The report: {page}")
+        has_failures = has_failures or bool(outcome.failures)
+    if has_failures:
         sys.exit(1)
+
+
+def _declared(file: Path, full: bool, seeds: int | None) -> Study:
+    declared = Study.from_toml(file)
+    if full:
+        declared = declared.at_full_scale()
+    return declared if seeds is None else declared.with_seeds(seeds)
 
 
 def read_levels(texts: Sequence[str]) -> dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from flockstep.errors import RecordError
 from flockstep.fields import require_path
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Study
+from flockstep.study.findings import BASELINE
 from flockstep.study.formats import write_report
 from flockstep.study.metrics import LIMITS, cost_so_far, cost_to, is_score, score_in, value_of
 from flockstep.study.planning import PlannedRun, picks_of, planned_runs, planned_tries
@@ -148,6 +150,20 @@ class Outcome:
 
         return compared(self)
 
+    @property
+    def claims(self) -> list[Comparison]:
+        """The comparisons of which something was expected or published."""
+        return [each for each in self.comparisons if each.family != BASELINE]
+
+    @property
+    def verdict(self) -> str:
+        """In one line: how many claims agree; where nothing is claimed, what was found."""
+        if self.claims:
+            counts = Counter(each.verdict for each in self.claims)
+            return f"Of {len(self.claims)} claims: {_listed(counts)}."
+        found = Counter(each.finding for each in self.comparisons)
+        return f"Against the baseline: {_listed(found)}." if found else "Nothing is compared yet."
+
     def table(self) -> pd.DataFrame:
         """One row for each finished run: its cell, its seed, its figures."""
         import pandas as pd
@@ -190,6 +206,10 @@ class Outcome:
     def is_percent(self) -> bool:
         """Whether the metric is a share that people read in per cent."""
         return is_score(self.study.metric) and self.score_name == "accuracy"
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} {count}" for what, count in counts.most_common())
 
 
 def planned_so_far(

@@ -32,12 +32,12 @@ def write_markdown(outcome: Outcome, path: Path) -> None:
         f"- **{each.word or each.tone}**: {each.text} {each.detail}" for each in page.verdicts
     ]
     for table in result_tables(outcome):
-        lines += ["", f"## {table.title}", "", *_markdown_rows(table)]
+        lines += ["", f"## {table.title}", "", *markdown_rows(table)]
     lines += ["", page.footer, ""]
-    _write(path, "\n".join(lines))
+    write_text(path, "\n".join(lines))
 
 
-def _markdown_rows(table: TableView) -> list[str]:
+def markdown_rows(table: TableView) -> list[str]:
     """Columns that have no value in any row are left out."""
     kept = [
         place
@@ -65,10 +65,10 @@ def write_csv(outcome: Outcome, path: Path) -> None:
     writer.writerow(table.columns)
     for row in table.itertuples(index=False):
         writer.writerow(["" if value is None or value != value else value for value in row])
-    _write(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """All of it, or nothing."""
     try:
         write_whole(path, text)

@@ -25,3 +25,10 @@ def register_formats() -> None:
             getattr(import_module(f"flockstep.report.study.{module}"), name)(outcome, path)
 
         FORMATS[ending] = write
+
+
+def write_short_page(outcome: Outcome, folder: Path) -> Path:
+    """`page.md` and its picture in the folder of a study's records."""
+    module = import_module("flockstep.report.study.short_page")
+    path: Path = module.write_page_and_picture(outcome, folder)
+    return path
