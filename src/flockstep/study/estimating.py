@@ -18,6 +18,7 @@ from flockstep.training import planned_steps, run_closely
 
 FEW_STEPS, MORE_STEPS = 2, 8
 MOST_WORKERS = 4
+LONG_SECONDS = 10.0
 
 
 class Estimates:
@@ -51,9 +52,13 @@ class Estimates:
         whole = spec.resolved()
         key = f"{spec.find_task().name} {whole.batch_size}"
         if key not in self._probes:
-            _timed(spec, FEW_STEPS)  # what is loaded once, a job has loaded
+            workers = min(spec.workers or 1, MOST_WORKERS)
+            first = _timed(spec, FEW_STEPS)  # what is loaded once, a job has loaded
+            if first > LONG_SECONDS:  # loading is a small part of that: no more of it
+                self._probes[key] = 0.0, first / (FEW_STEPS * workers)
+                return self._probes[key]
             few, more = _timed(spec, FEW_STEPS), _timed(spec, MORE_STEPS)
-            steps = (MORE_STEPS - FEW_STEPS) * min(spec.workers or 1, MOST_WORKERS)
+            steps = (MORE_STEPS - FEW_STEPS) * workers
             self._probes[key] = few, max(0.0, more - few) / steps
         return self._probes[key]
 
