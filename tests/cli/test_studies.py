@@ -64,6 +64,20 @@ def test_a_study_is_run_told_and_reported(here, flockstep, tmp_path):
     assert listed["date"].startswith("20")
 
 
+def test_studies_are_listed_with_question_claim_verdict_n_and_date(here, flockstep, tmp_path):
+    told = 'published_claim = "Rarely will do."\n'
+    (tmp_path / "studies" / "other.toml").write_text(told + SMALL)
+    flockstep("study", "studies/small.toml")
+    listed = flockstep("list", "studies").stdout
+    outcome = fs.load_outcome(tmp_path / "studies" / "results" / "small")
+    date = outcome.finished[0][1].started[:10]
+    assert "small: How rarely?" in listed
+    assert "Published: somebody, Table 1" in listed
+    assert f"Verdict: {outcome.verdict}, n = 2, {date}" in " ".join(listed.split())
+    assert "Published: Rarely will do." in listed
+    assert "Verdict: not run" in listed
+
+
 def test_several_studies_are_run_packed_and_told_on_short_pages(here, flockstep, tmp_path):
     folder = tmp_path / "studies"
     told = 'published_claim = "Rarely will do."\nscaling = "Two workers."\n'

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 import flockstep as fs
+from flockstep.report.study.short_page import short_page
 from flockstep.study.records import Record, processor, read_records
 
-RESULTS = Path(__file__).parents[2] / "studies" / "results"
-STUDIES = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
+PROJECT = Path(__file__).parents[2]
+RESULTS = PROJECT / "studies" / "results"
+STUDIES = sorted(path.parent.name for path in RESULTS.glob("*/study.toml"))
 
 
 def shortest(folder: Path) -> Record:
@@ -45,7 +48,20 @@ def test_the_records_are_those_of_the_declared_study(study):
     declared = fs.Study.from_toml(RESULTS.parent / f"{study}.toml")
     assert outcome.study == declared
     assert all(record.is_done for record in outcome.records.values())
-    page = (RESULTS / study / "report.md").read_text()
     assert outcome.comparisons
-    for comparison in outcome.comparisons:
-        assert f"{comparison.p:.4g}" in page
+    assert {each.id for each in outcome.runs} <= {*outcome.records}
+    page = (RESULTS / study / "page.md").read_text()
+    words = (RESULTS / study / "verdict.md").read_text().strip()
+    assert page == short_page(outcome, words)
+
+
+def test_every_finding_has_its_study():
+    text = (PROJECT / "docs" / "findings.md").read_text()
+    findings = [line for line in text.splitlines() if line.startswith("- ")]
+    pages = re.compile(r"\]\(\.\./(studies/results/\w+/page\.md)\)")
+    for finding in findings:
+        linked = pages.findall(finding)
+        assert linked, finding
+        assert all((PROJECT / page).exists() for page in linked), finding
+    told = {Path(page).parent.name for page in pages.findall(text)}
+    assert told >= {*STUDIES}

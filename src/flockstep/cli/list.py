@@ -11,7 +11,9 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from flockstep.cli.commands import json_option
 from flockstep.cli.inspect import summary
@@ -116,6 +118,19 @@ def drawn(title: str, rows: Rows) -> Table:
     return table
 
 
+def told(studies: Rows) -> Table:
+    """Studies, a paragraph each: their questions and claims are too long for columns."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column("study", overflow="fold")
+    for name, row in studies.items():
+        made = f", n = {row['n']}, {row['date']}" if row["date"] else ""
+        table.add_row(Text.assemble((name, "bold"), f": {row['question']}"))
+        if row["published"]:
+            table.add_row(Padding(Text(f"Published: {row['published']}"), (0, 0, 0, 4)))
+        table.add_row(Padding(Text(f"Verdict: {row['verdict']}{made}"), (0, 0, 1, 4)))
+    return table
+
+
 def overview(tables: dict[str, Rows]) -> Table:
     """The names alone, so that all of them fit a screen."""
     table = Table(
@@ -198,6 +213,6 @@ def list_names(what: str | None, for_machines: bool) -> None:
         console.print(overview(chosen))
         console.print("One of them with fields and what each is: flockstep list strategies, …")
         return
-    console.print(drawn(what, chosen[what]))
+    console.print(told(chosen[what]) if what == "studies" else drawn(what, chosen[what]))
     if what in ALSO:
         console.print(ALSO[what])
