@@ -46,6 +46,7 @@ studies: setup
 # The short page of every study, and that of printed figures, from the records that are there.
 pages: setup
 	$(BIN)/flockstep report $(patsubst %/study.toml,%,$(wildcard studies/results/*/study.toml)) --format page
+	$(BIN)/flockstep retest $(sort $(wildcard studies/e*.toml)) --page studies/results/printed_figures/page.md
 
 format: setup
 	$(BIN)/ruff format .

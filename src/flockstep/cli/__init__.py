@@ -20,6 +20,7 @@ from flockstep.cli.flatness import flatness
 from flockstep.cli.inspect import inspect
 from flockstep.cli.list import list_names
 from flockstep.cli.report import pack, report
+from flockstep.cli.retest import retest
 from flockstep.cli.run import run
 from flockstep.cli.show import show
 from flockstep.cli.study import study
@@ -37,6 +38,7 @@ for command in (
     compare,
     study,
     report,
+    retest,
     pack,
     show,
     flatness,

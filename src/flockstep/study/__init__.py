@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flockstep.study.cells import Cell
 from flockstep.study.comparing import compare, comparison
-from flockstep.study.declaration import Hypothesis, Published, Study
+from flockstep.study.declaration import Hypothesis, PrintedTest, Published, Study
 from flockstep.study.figures import shown_duration, shown_figure, shown_p
 from flockstep.study.formats import FORMATS, require_report_path
 from flockstep.study.metrics import is_cost, is_score, value_of
@@ -18,6 +18,7 @@ from flockstep.study.outcome import DECLARATION, Outcome, load_outcome
 from flockstep.study.plan import Plan, planned
 from flockstep.study.planning import score_to_pick_by
 from flockstep.study.records import Record, load_records, pack_records
+from flockstep.study.retest import TESTS, Retest, retest, shown_small
 from flockstep.study.running import default_folder, run_study
 from flockstep.study.tuning import Pick, Tuning
 
@@ -41,6 +42,7 @@ __all__ = [
     "DECLARATION",
     "FORMATS",
     "RULES",
+    "TESTS",
     "Cell",
     "CellSummary",
     "Comparison",
@@ -48,8 +50,10 @@ __all__ = [
     "Outcome",
     "Pick",
     "Plan",
+    "PrintedTest",
     "Published",
     "Record",
+    "Retest",
     "Study",
     "Tuning",
     "compare",
@@ -64,11 +68,13 @@ __all__ = [
     "planned",
     "printed_sample",
     "require_report_path",
+    "retest",
     "run_study",
     "score_to_pick_by",
     "shown_duration",
     "shown_figure",
     "shown_p",
+    "shown_small",
     "summary_of",
     "t_interval",
     "times_of",

@@ -15,6 +15,7 @@ from flockstep.errors import FlockstepError, InvalidField, SpecError, unknown_na
 from flockstep.fields import (
     require,
     require_choice,
+    require_flag,
     require_integer,
     require_number,
     require_path,
@@ -42,7 +43,13 @@ TESTS = ("welch", "paired")
 EXPECTATIONS = ("greater", "less", "better", "worse", "equal")
 BUDGETS = ("epochs", "samples", "steps", "seconds", "bytes")
 PUBLISHED_BY = ("difference", "value")
+TAILS = ("greater", "less", "two-sided")
 UNITS = {"": 1.0, "%": 0.01}
+SINGULAR = {
+    "hypotheses": "hypothesis",
+    "published": "published figure",
+    "printed_tests": "printed test",
+}
 DEFAULT_SEEDS = 5
 
 
@@ -115,6 +122,56 @@ class Published:
 
 
 @dataclass(frozen=True)
+class PrintedTest:
+    """A test that a paper printed, or what it says of significance: `fs.retest` does it again.
+
+    Where several are about the same two cells, the one that names more levels counts.
+
+    Fields:
+        cell: which cells, by the levels of some axes; {} stands for all.
+        against: which levels the other side has instead; none: those of the baseline.
+        p: as printed.
+        significant: the verdict; none: whether p is below the study's alpha.
+        tail: "greater", "less" or "two-sided"; none where the paper does not say.
+        difference: as printed, in `unit`, where the figures of both sides were not.
+        n: the runs on each side, beside a difference.
+        unit: of the difference: "%", or "".
+        source: table, figure or page.
+    """
+
+    cell: Mapping[str, Any]
+    against: Mapping[str, Any] = field(default_factory=dict)
+    p: float | None = None
+    significant: bool | None = None
+    tail: str | None = None
+    difference: float | None = None
+    n: int | None = None
+    unit: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _as_labels(self, "cell", "against")
+        is_said = self.p is not None or self.significant is not None
+        require(is_said, "p", "be given, or 'significant'", None)
+        if self.p is not None:
+            require_number("p", self.p, at_least=0, at_most=1)
+        if self.significant is not None:
+            require_flag("significant", self.significant)
+        if self.tail is not None:
+            require_choice("tail", self.tail, TAILS)
+        if self.difference is not None:
+            require_number("difference", self.difference, finite=True)
+        if self.n is not None:
+            require_integer("n", self.n, 2)
+        require_choice("unit", self.unit, UNITS)
+
+    @property
+    def is_of_one_pair(self) -> bool:
+        """Whether it has figures, which are of two cells only."""
+        return self.p is not None or self.difference is not None
+
+
+@dataclass(frozen=True)
 class Study:
     """A grid of runs, repeated over seeds, with the comparisons that it is made for.
 
@@ -142,6 +199,7 @@ class Study:
         alpha: the rate of false alarms over a whole table.
         tune: gives every cell the same budget of learning rates, `fs.Tuning` or its table.
         published: figures that a paper printed. `fs.Published`, or tables of its fields.
+        printed_tests: what it says of their significance. `fs.PrintedTest`, or tables.
         published_by: "difference": to the published figure of the baseline, which is what a scaled
             study can test; or "value".
         published_claim: what was published on the question, in a sentence or two.
@@ -177,6 +235,7 @@ class Study:
     alpha: float = 0.05
     tune: Tuning | Mapping[str, Any] | None = None
     published: Sequence[Published | Mapping[str, Any]] = ()
+    printed_tests: Sequence[PrintedTest | Mapping[str, Any]] = ()
     published_by: str = "difference"
     published_claim: str = ""
     scaling: str = ""
@@ -195,6 +254,7 @@ class Study:
             self._set(name, _plain(getattr(self, name)))
         self._set("hypotheses", _rows(Hypothesis, "hypotheses", self.hypotheses))
         self._set("published", _rows(Published, "published", self.published))
+        self._set("printed_tests", _rows(PrintedTest, "printed_tests", self.printed_tests))
         if isinstance(self.tune, Mapping):
             self._set("tune", _row(Tuning, "tune", self.tune))
         self._check_values()
@@ -272,6 +332,11 @@ class Study:
     def printed(self) -> tuple[Published, ...]:
         """The published figures, once tables are read."""
         return tuple(each for each in self.published if isinstance(each, Published))
+
+    @property
+    def tests_printed(self) -> tuple[PrintedTest, ...]:
+        """The printed tests, once tables are read."""
+        return tuple(each for each in self.printed_tests if isinstance(each, PrintedTest))
 
     @property
     def higher_is_better(self) -> bool:
@@ -400,7 +465,27 @@ class Study:
                 require(bool(found), "cell", "be one that exists", figure.cell)
                 here = matching(self.cells, figure.cell)
                 require(len(here) <= 1, "cell", f"be one cell, not {len(here)}", figure.cell)
+        for number, test in enumerate(self.tests_printed, start=1):
+            with _named(f"printed test {number}"):
+                self._check_printed_test(test, known)
         self._check_published()
+
+    def _check_printed_test(self, test: PrintedTest, known: Sequence[Cell]) -> None:
+        for name, levels in (("cell", test.cell), ("against", test.against)):
+            require(bool(matching(known, levels)), name, "be one that exists", levels)
+        pairs = self.pairs_of_printed(test)
+        rule = f"be one cell, not {len(pairs)}, where figures are printed"
+        require(not test.is_of_one_pair or len(pairs) <= 1, "cell", rule, test.cell)
+        rule = "be of another cell that exists"
+        require(bool(pairs) or bool(self.full), "against", rule, test.against)
+
+    def pairs_of_printed(self, test: PrintedTest) -> list[tuple[Cell, Cell]]:
+        """The cells that a printed test is about, each with the one it was tested against; none
+        where only the full setting has them.
+        """
+        against = dict(test.against) or self.baseline_levels
+        others = [(cell, self.partner(cell, against)) for cell in matching(self.cells, test.cell)]
+        return [(cell, other) for cell, other in others if other is not None and other is not cell]
 
     def _check_published(self) -> None:
         """Every printed figure gets a verdict: what that needs is there."""
@@ -463,7 +548,7 @@ def _rows(kind: Any, name: str, rows: Any) -> tuple[Any, ...]:
     """Several declared things, each given as itself or as the table of its fields."""
     is_list = isinstance(rows, Sequence) and not isinstance(rows, str)
     require(is_list, name, "be a list of tables", rows)
-    singular = {"hypotheses": "hypothesis", "published": "published figure"}[name]
+    singular = SINGULAR[name]
     return tuple(_row(kind, f"{singular} {number}", row) for number, row in enumerate(rows, 1))
 
 
@@ -529,7 +614,7 @@ def _given_fields(declared: Any) -> dict[str, Any]:
 
 def _as_toml(value: Any) -> Any:
     """A value as TOML has it, which knows no none."""
-    if isinstance(value, Hypothesis | Published | Tuning):
+    if isinstance(value, Hypothesis | Published | PrintedTest | Tuning):
         return _as_toml(_given_fields(value))
     if isinstance(value, Mapping):
         return {name: _as_toml(each) for name, each in value.items() if each is not None}
