@@ -79,19 +79,23 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_picture(outcome: Outcome, path: Path) -> None:
-    """Final scores with their intervals, and the scores against seconds and bytes."""
+    """Final scores with their intervals, and the scores against seconds and bytes where runs were
+    looked at on their way.
+    """
     cells = [each for each in outcome.cells if each.mean is not None]
-    figure = new_figure(path, "report", 15, max(4.5, 1.8 + 0.32 * len(cells)))
-    panels = figure.subplots(1, 3)
+    has_curves = any(len(record.history) > 1 for _, record in outcome.finished)
+    width, against = (15, ("seconds", "bytes")) if has_curves else (9, ())
+    figure = new_figure(path, "report", width, max(3, 1.8 + 0.32 * len(cells)))
+    scores, *curves = figure.subplots(1, 1 + len(against), squeeze=False)[0]
     figure.suptitle(outcome.study.question)
-    _draw_scores(panels[0], outcome, cells)
-    for panel, name in zip(panels[1:], ("seconds", "bytes"), strict=True):
+    _draw_scores(scores, outcome, cells)
+    for panel, name in zip(curves, against, strict=True):
         _draw_curves(panel, outcome, name)
-    for panel in panels:
+    for panel in (scores, *curves):
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    if cells:
-        panels[2].legend(frameon=False, fontsize="small")
+    if curves and cells:
+        curves[-1].legend(frameon=False, fontsize="small")
     save_figure(figure, path, "report")
 
 
