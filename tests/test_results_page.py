@@ -15,14 +15,14 @@ PAGE = (Path(__file__).parents[1] / "docs" / "results.md").read_text()
 
 @pytest.fixture(scope="module")
 def result() -> fs.Result:
-    measure = "replicas,spread,distance,staleness,time,positions"
+    measure = "replicas,spread,distance,staleness,time,positions,flatness"
     return fs.run("digits-mlp", "ea_wild", 2, steps=6, look_every=3, measure=measure, target=2.0)
 
 
 def fields(section: str) -> dict[str, list[str]]:
     """The other cells of each row of a section's table, by its field."""
     (text,) = re.findall(rf"^## `result\.{section}`\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.M)
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text, flags=re.MULTILINE)
     return {name: cells.split(" | ") for name, cells in rows}
 
 

@@ -258,11 +258,13 @@ def test_a_file_of_either_form_is_loaded(tmp_path):
         ('look_every = "2 weeks"', "'look_every' must be an interval such as '1 epoch', "),
         (
             'measure = "spred"',
-            "'measure' must be some of replicas, spread, distance, staleness, time, positions (",
+            "'measure' must be some of replicas, spread, distance, staleness, time, positions, "
+            "flatness (",
         ),
         (
             "measure = 3",
-            "'measure' must be some of replicas, spread, distance, staleness, time, positions (g",
+            "'measure' must be some of replicas, spread, distance, staleness, time, positions, "
+            "flatness (g",
         ),
         ('on_failure = "hope"', "'on_failure' must be one of 'stop', 'continue' (got 'hope')"),
         ('device = "moon"', "'device' must be one of 'cpu', 'cuda', 'auto' (got 'moon')"),

@@ -45,7 +45,7 @@ LOOK_AT = ("due", "synchronisation")
 RECALIBRATION_SAMPLES = 4096
 SIMULATED = ("network", "compute", "lanes", "faults")  # settings of the simulator
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
-MEASURES = ("replicas", "spread", "distance", "staleness", "time", "positions")
+MEASURES = ("replicas", "spread", "distance", "staleness", "time", "positions", "flatness")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class RunSpec:
             of all replicas from there on, which the strategy must have. Looks for which the same
             one comes next are one.
         measure: what looks show besides: "replicas", "spread", "distance", "staleness", "time",
-            "positions".
+            "positions"; and "flatness": what metrics say of the final model with noise on its
+            parameters.
         recalibrate: on how many samples of the training data, evenly spaced and without the
             augmentation of `fs.InMemory`, the statistics of batch normalisation are computed anew
             for the model that stands for the run, at looks and at the end; True: 4,096; False: they
@@ -439,7 +440,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _measures(value: Any) -> tuple[str, ...]:
-    """What looks show besides, from a text or several, in the order of the table."""
+    """What is measured besides, from a text or several, in the order of the table."""
     texts = value.split(",") if isinstance(value, str) else value
     rule = f"be some of {', '.join(MEASURES)}"
     require(isinstance(texts, tuple | list), "measure", rule, value)

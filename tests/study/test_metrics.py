@@ -1,9 +1,11 @@
 """Figures of runs by name."""
 
+import math
+
 import pytest
 
 import flockstep as fs
-from flockstep.study.metrics import default_direction, is_score, value_of
+from flockstep.study.metrics import METRICS, OF_NOISE, default_direction, is_score, value_of
 
 THROUGHPUT = "samples_per_second"
 
@@ -30,3 +32,38 @@ def test_a_study_compares_throughput_of_the_run_s_clock():
     one, two = (outcome.values(cell)[0] for cell in outcome.study.cells)
     assert one == pytest.approx(16 / 0.5)  # the batch of a worker, a step
     assert two == pytest.approx(2 * one)
+
+
+def test_what_noise_takes_is_the_distance_to_the_score_and_the_loss_without():
+    metrics = {"test_accuracy": 0.9, "test_loss": 0.4}
+    metrics |= {"test_accuracy_noise_0.2": 0.7, "test_loss_noise_0.2": 1.4}
+    assert value_of("test_accuracy_noise_0.2", metrics, []) == 0.7
+    assert value_of("test_accuracy_lost_to_noise_0.2", metrics, []) == pytest.approx(0.2)
+    assert value_of("test_loss_added_by_noise_0.2", metrics, []) == pytest.approx(1.0)
+    assert value_of("test_accuracy_lost_to_noise_0.5", metrics, []) is None
+    metrics["test_loss_noise_0.2"] = math.nan
+    assert value_of("test_loss_added_by_noise_0.2", metrics, []) is None
+
+
+def test_to_lose_less_to_noise_is_better():
+    assert default_direction("test_accuracy_noise_0.2") == "higher"
+    assert default_direction("test_accuracy_lost_to_noise_0.2") == "lower"
+    assert default_direction("test_loss_noise_0.2") == "lower"
+    assert default_direction("test_loss_added_by_noise_0.2") == "lower"
+    assert is_score("test_accuracy_lost_to_noise_0.2")  # so it is told in per cent
+    assert not is_score("test_loss_added_by_noise_0.2")
+
+
+def test_a_study_compares_what_runs_lose_to_noise_if_they_measure_it():
+    assert {*OF_NOISE} <= {*METRICS}
+    base = {"task": "digits-mlp", "steps": 4, "strategy": "independent"}
+    metric = "test_accuracy_lost_to_noise_0.5"
+    with pytest.raises(fs.InvalidField, match="'metric' must be measured: measure = 'flatness'"):
+        fs.Study("Broad?", base, {"workers": [1, 2]}, seeds=1, metric=metric).run()
+    base["measure"] = "flatness"
+    study = fs.Study("Broad?", base, {"workers": [1, 2]}, seeds=1, metric=metric)
+    outcome = study.run()
+    for cell in outcome.study.cells:
+        run = fs.run(cell.spec(0)).metrics
+        lost = run["test_accuracy"] - run["test_accuracy_noise_0.5"]
+        assert outcome.values(cell) == {0: lost}

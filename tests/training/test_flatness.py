@@ -14,7 +14,7 @@ from torch import nn
 
 import flockstep as fs
 from flockstep.tasks import TASKS
-from flockstep.training import SCALES
+from flockstep.training import NOISE_SCALES, SCALES
 
 CURVATURES = torch.linspace(0.1, 3.0, 400, dtype=torch.float64)  # of the loss, in each direction
 
@@ -165,6 +165,33 @@ def test_a_table_has_every_draw_and_the_words_every_scale():
 def test_what_is_wrong_is_named(fields, message):
     with pytest.raises(fs.InvalidField, match=message):
         fs.flatness(**{"model": Point(), "task": BOWL, **fields})
+
+
+# ---- In a run
+
+
+def test_a_run_measures_it_at_its_end_and_is_the_same_run():
+    fields = {"workers": 2, "steps": 12, "seed": 3, "validation": 0.2}
+    plain = fs.run("digits-mlp", fs.LocalSGD(5), **fields)
+    drawn = torch.get_rng_state()
+    run = fs.run("digits-mlp", fs.LocalSGD(5), measure="flatness", **fields)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    own = fs.flatness(run.model, run.spec.find_task(), NOISE_SCALES)
+    found = {name: value for name, value in run.metrics.items() if "_noise_" in name}
+    assert found == {
+        **{f"test_accuracy_noise_{each.scale:g}": each.accuracy for each in own.by_scale},
+        **{f"test_loss_noise_{each.scale:g}": each.loss for each in own.by_scale},
+    }
+    assert plain.history == run.history
+    same = {name: value for name, value in plain.metrics.items() if name != "wall_seconds"}
+    assert same == {name: run.metrics[name] for name in same}
+    left = plain.model.state_dict()
+    assert all(torch.equal(value, left[name]) for name, value in run.model.state_dict().items())
+
+
+def test_runs_that_do_not_ask_for_it_do_not_measure_it():
+    run = fs.run("digits-mlp", fs.SyncSGD(), 2, steps=2)
+    assert not any("noise" in name for name in run.metrics)
 
 
 # ---- The command

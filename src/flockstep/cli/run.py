@@ -68,7 +68,7 @@ FLAGS = {
     "lanes": "Simulated workers that compute side by side.  [default: one per core]",
     "look_every": "How often the model is evaluated: '1 epoch', '50 steps', '0.5 seconds'.",
     "look_at": f"When looks take place: {', '.join(LOOK_AT)}.  [default: due]",
-    "measure": f"What looks show besides, of {','.join(MEASURES)}.",
+    "measure": f"What is measured besides, of {','.join(MEASURES)}.",
     "recalibrate": "Statistics of batch normalisation anew, on so many training samples; true: "
     f"{RECALIBRATION_SAMPLES}.  [default: false]",
     "seed": "Decides everything random.  [default: 0]",

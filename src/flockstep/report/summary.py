@@ -105,6 +105,9 @@ def _row(config: Mapping[str, Any], name: str, value: Any) -> tuple[str, str, st
         return f"test_{score}", shown_score(score, value), note
     if name.startswith("test_replicas"):
         return name, *_of_replicas(config, name, value)
+    if name.startswith("test_accuracy_noise"):
+        shown = shown_score(config.get("metric_name", "accuracy"), value)
+        return name, shown, "of the final model with noise on its parameters"
     if name == "seconds":
         note = "virtual: the simulator's clock" if is_virtual(config) else "the wall's clock"
         return name, _with_unit(name, value), note

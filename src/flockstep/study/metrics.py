@@ -7,8 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flockstep.errors import unknown_name
+from flockstep.training import NOISE_SCALES
 
 THROUGHPUT = "samples_per_second"  # of all workers, by the run's clock
+# Of the final model with noise on its parameters, and how much worse that is than without.
+SCORES_UNDER_NOISE = tuple(f"test_accuracy_noise_{scale:g}" for scale in NOISE_SCALES)
+LOSSES_UNDER_NOISE = tuple(f"test_loss_noise_{scale:g}" for scale in NOISE_SCALES)
+LOST_TO_NOISE = {
+    f"test_accuracy_lost_to_noise_{scale:g}": ("test_accuracy", f"test_accuracy_noise_{scale:g}")
+    for scale in NOISE_SCALES
+}
+ADDED_BY_NOISE = {
+    f"test_loss_added_by_noise_{scale:g}": (f"test_loss_noise_{scale:g}", "test_loss")
+    for scale in NOISE_SCALES
+}
+DIFFERENCES = {**LOST_TO_NOISE, **ADDED_BY_NOISE}  # of two other metrics
+OF_NOISE = (*SCORES_UNDER_NOISE, *LOSSES_UNDER_NOISE, *DIFFERENCES)
 OF_RUNS = (
     "test_accuracy",
     "test_loss",
@@ -23,6 +37,7 @@ OF_RUNS = (
     "test_replicas_mean",
     "test_replicas_max",
     "test_replicas_min",
+    *OF_NOISE,
 )
 # What a score may cost, and the field of a look that says what it has cost so far.
 COSTS = {"seconds": "seconds", "steps": "step", "bytes": "bytes_sent", "epochs": "epoch"}
@@ -48,8 +63,10 @@ SCORES = (
     "best_accuracy",
     *REPLICA_SCORES,
     *(f"test_{name}" for name in REPLICA_SCORES),
+    *SCORES_UNDER_NOISE,
+    *LOST_TO_NOISE,
 )
-HIGHER = (*SCORES, THROUGHPUT)
+HIGHER = (*(name for name in SCORES if name not in LOST_TO_NOISE), THROUGHPUT)
 # What has to be measured for it.
 NEEDS = {
     "spread": "spread",
@@ -59,6 +76,7 @@ NEEDS = {
     "staleness_max": "staleness",
     **dict.fromkeys(REPLICA_SCORES, "replicas"),
     **dict.fromkeys((f"test_{name}" for name in REPLICA_SCORES), "replicas"),
+    **dict.fromkeys(OF_NOISE, "flatness"),
 }
 
 
@@ -94,7 +112,9 @@ def default_direction(name: str) -> str:
 
 
 def is_score(name: str) -> bool:
-    """Whether the task's own metric is meant, which is an accuracy for classifiers."""
+    """Whether the task's own metric is meant, or how much of it is lost: an accuracy for
+    classifiers.
+    """
     return name in SCORES
 
 
@@ -119,6 +139,9 @@ def value_of(
     if name == THROUGHPUT:
         samples, seconds = metrics.get("samples"), metrics.get("seconds")
         return samples / seconds if samples and seconds else None
+    if name in DIFFERENCES:
+        one, other = (value_of(each, metrics, history) for each in DIFFERENCES[name])
+        return None if one is None or other is None else one - other
     value = _of_looks(name, history) if name in OF_LOOKS else metrics.get(name)
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number and value is not None else None

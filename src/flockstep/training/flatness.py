@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SCALES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 NOISES = ("relative", "absolute")
 DATA = ("test", "validation", "train")
+NOISE_SCALES = (0.1, 0.2, 0.5)  # of runs that measure flatness
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,17 @@ def flatness(
                     score(scale, draw)
     found.sort(key=lambda each: (scales.index(each.scale), each.draw))
     return Flatness(tuple(found), noise, data, seed, task.score_name)
+
+
+def under_noise(model: nn.Module, task: Task) -> dict[str, float]:
+    """The metrics of a run that measures flatness: loss and score on the test data, means over
+    draws of relative noise. They are the same draws for all runs, of a stream of their own.
+    """
+    found: dict[str, float] = {}
+    for each in flatness(model, task, NOISE_SCALES, progress=False).by_scale:
+        found[f"test_accuracy_noise_{each.scale:g}"] = each.accuracy
+        found[f"test_loss_noise_{each.scale:g}"] = each.loss
+    return found
 
 
 def _checked_scales(scales: Any) -> list[float]:

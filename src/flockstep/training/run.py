@@ -24,6 +24,7 @@ from flockstep.result import Look, Result, described
 from flockstep.spec import SIMULATED, RunSpec
 from flockstep.strategies import Strategy
 from flockstep.tasks import Task
+from flockstep.training.flatness import under_noise
 from flockstep.training.job import Job, Keeping
 from flockstep.training.loop import train
 from flockstep.training.preparing import prepared
@@ -307,6 +308,8 @@ def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) 
     history = _history(job, report, model, (loss, accuracy))
     if job.spec.target is not None:
         metrics |= _to_target(job, history)
+    if "flatness" in job.spec.measure:
+        metrics |= under_noise(model, job.task)
     replicas = [each["replica"] for each in reports]
     return Result(
         config, metrics, history, replicas, lost, job.spec, _model=model, _is_copy=is_copy
