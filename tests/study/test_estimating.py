@@ -28,3 +28,17 @@ def test_a_few_steps_tell_how_long_a_run_takes(monkeypatch, seconds, expected, t
     (run,) = planned_runs(STUDY, {})
     assert estimating.Estimates([run], {}).seconds_of(run) == pytest.approx(expected)
     assert asked == timed
+
+
+def test_a_run_by_the_wall_takes_its_budget_and_the_start_of_its_processes():
+    base = {**BASE, "steps": None, "backend": "local", "seconds": 9.0}
+    (run,) = planned_runs(STUDY.replace(base=base), {})
+    assert estimating.Estimates([run], {}).seconds_of(run) == 9.0 + estimating.LAUNCH_SECONDS
+
+
+def test_a_batch_that_grows_is_timed_at_its_end():
+    growing = "batch_growth(initial=8, at=(0.5,), factor=2, maximum=32)"
+    base = {**BASE, "steps": None, "epochs": 1, "batch_size": growing}
+    (run,) = planned_runs(STUDY.replace(base=base), {})
+    seconds = estimating.Estimates([run], {}).seconds_of(run)
+    assert seconds is not None and seconds > 0

@@ -24,13 +24,24 @@ from flockstep.study.tuning import Pick, Tuning
 
 if TYPE_CHECKING:
     from flockstep.study.comparisons import RULES, Comparison, printed_sample
-    from flockstep.study.statistics import performance_profile, t_interval
+    from flockstep.study.statistics import (
+        Test,
+        holm,
+        log_rank_test,
+        mean_test,
+        performance_profile,
+        t_interval,
+    )
     from flockstep.study.summaries import CellSummary, summary_of, times_of
 
 _LATER = {
     "RULES": "comparisons",
     "Comparison": "comparisons",
     "printed_sample": "comparisons",
+    "Test": "statistics",
+    "holm": "statistics",
+    "log_rank_test": "statistics",
+    "mean_test": "statistics",
     "performance_profile": "statistics",
     "t_interval": "statistics",
     "CellSummary": "summaries",
@@ -55,14 +66,18 @@ __all__ = [
     "Record",
     "Retest",
     "Study",
+    "Test",
     "Tuning",
     "compare",
     "comparison",
     "default_folder",
+    "holm",
     "is_cost",
     "is_score",
     "load_outcome",
     "load_records",
+    "log_rank_test",
+    "mean_test",
     "pack_records",
     "performance_profile",
     "planned",

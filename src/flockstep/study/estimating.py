@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 import torch
 
 from flockstep.backends import Simulator
+from flockstep.data import BatchGrowth
 from flockstep.errors import DataError
 from flockstep.spec import RunSpec
 from flockstep.strategies import SyncSGD
@@ -19,6 +21,7 @@ from flockstep.training import planned_steps, run_closely
 FEW_STEPS, MORE_STEPS = 2, 8
 MOST_WORKERS = 4
 LONG_SECONDS = 10.0
+LAUNCH_SECONDS = 3.0  # of workers that are processes
 
 
 class Estimates:
@@ -37,6 +40,8 @@ class Estimates:
         """How long a run will take; None where nobody can tell how many steps it will be."""
         label = run.cell.label
         if label not in self._by_cell:
+            if run.spec.seconds is not None and run.spec.backend != "sim":
+                return run.spec.seconds + LAUNCH_SECONDS  # by the wall's clock
             try:
                 steps = planned_steps(run.spec)
             except DataError:  # the data are not there yet
@@ -49,8 +54,7 @@ class Estimates:
 
     def _probe(self, spec: RunSpec) -> tuple[float, float]:
         """What a run takes to begin and end, and one worker for a step."""
-        whole = spec.resolved()
-        key = f"{spec.find_task().name} {whole.batch_size}"
+        key = f"{spec.find_task().name} {_batch_of(spec)}"
         if key not in self._probes:
             workers = min(spec.workers or 1, MOST_WORKERS)
             first = _timed(spec, FEW_STEPS)  # what is loaded once, a job has loaded
@@ -63,13 +67,19 @@ class Estimates:
         return self._probes[key]
 
 
+def _batch_of(spec: RunSpec) -> Any:
+    """Of a batch that grows, its end: a few steps do not tell when it would grow."""
+    batch = spec.resolved().batch_size
+    return batch.maximum or batch.initial if isinstance(batch, BatchGrowth) else batch
+
+
 def _timed(spec: RunSpec, steps: int) -> float:
     """Seconds that a few workers take for so many steps of the same task, from start to end."""
     short = spec.replace(
         backend="sim",
         strategy=SyncSGD(),
         workers=min(spec.workers or 1, MOST_WORKERS),
-        batch_size=spec.resolved().batch_size,
+        batch_size=_batch_of(spec),
         steps=steps,
         target=None,
         look_every=f"{steps} steps",

@@ -9,7 +9,8 @@ from pathlib import Path
 from flockstep.report.page import TableView
 from flockstep.report.study.for_papers import markdown_rows, write_picture, write_text
 from flockstep.report.study.scale import Scale
-from flockstep.study import Comparison, Outcome, is_cost
+from flockstep.report.study.winners import map_table
+from flockstep.study import Comparison, Outcome, Study, is_cost
 from flockstep.units import shown_number
 
 PAGE, PICTURE = "page.md", "page.png"
@@ -33,7 +34,7 @@ def short_page(outcome: Outcome, words: str = "") -> str:
     study = outcome.study
     parts = [f"# {study.name}", f"**{study.question}**"]
     if study.published_claim:
-        parts += ["## What was published", study.published_claim]
+        parts += ["## What was published", f"{study.published_claim}{_sources(study)}"]
     if study.scaling:
         parts += ["## How it was scaled", study.scaling]
     parts += ["## Verdict", outcome.verdict]
@@ -42,9 +43,17 @@ def short_page(outcome: Outcome, words: str = "") -> str:
     claims = outcome.claims
     if claims:
         parts += ["## What was expected", "\n".join(markdown_rows(_claims_table(outcome, claims)))]
+    if (winners := map_table(outcome)) is not None:
+        parts += [f"## {winners.title}", "\n".join(markdown_rows(winners))]
     parts += ["## What was measured", "\n".join(markdown_rows(_cells_table(outcome)))]
-    parts += [f"![Scores of all cells, and against seconds and bytes]({PICTURE})", _made(outcome)]
+    parts += [f"![Scores of all cells]({PICTURE})", _made(outcome)]
     return "\n\n".join(parts) + "\n"
+
+
+def _sources(study: Study) -> str:
+    told = [each.source for each in study.claims] + [each.source for each in study.printed]
+    sources = dict.fromkeys(filter(None, told))
+    return f" ({'; '.join(sources)})" if sources else ""
 
 
 def _claims_table(outcome: Outcome, claims: list[Comparison]) -> TableView:
