@@ -78,6 +78,20 @@ def test_studies_are_listed_with_question_claim_verdict_n_and_date(here, flockst
     assert "Verdict: not run" in listed
 
 
+def test_a_map_of_studies_says_who_wins_where(here, flockstep, tmp_path):
+    flockstep("study", "studies/small.toml")
+    refused = flockstep("report", "studies/results/small", "--map", "map.png").stderr
+    assert "'map' must be of studies with several methods under several conditions" in refused
+    grid = SMALL.replace("[[hypotheses]]", "workers = [2, 4]\n[[hypotheses]]").replace(
+        "workers = 2\n", ""
+    )
+    (tmp_path / "studies" / "grid.toml").write_text(grid)
+    flockstep("study", "studies/grid.toml")
+    drawn = flockstep("report", "studies/results/grid", "--map", "map.png")
+    assert "The map: map.png" in drawn.stdout, drawn.stderr
+    assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_several_studies_are_run_packed_and_told_on_short_pages(here, flockstep, tmp_path):
     folder = tmp_path / "studies"
     told = 'published_claim = "Rarely will do."\nscaling = "Two workers."\n'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flockstep.report import write_short_page
+from flockstep.report import write_map, write_short_page
 from flockstep.study import load_outcome, pack_records
 
 CHOICES = ["html", "md", "csv", "png", "svg", "pdf", "page"]
@@ -27,15 +27,29 @@ CHOICES = ["html", "md", "csv", "png", "svg", "pdf", "page"]
     metavar="FILE",
     help="Where to write it.  [default: report.html, report.md, … in FOLDER]",
 )
-def report(folders: tuple[Path, ...], form: str | None, out: Path | None) -> None:
+@click.option(
+    "--map",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="One picture of all FOLDERS in place of reports: which method wins under which condition.",
+)
+def report(
+    folders: tuple[Path, ...], form: str | None, out: Path | None, picture: Path | None
+) -> None:
     """Write the report of the study whose records are in each of FOLDERS.
 
     \b
     flockstep report studies/results/period
     flockstep report studies/results/period --format md --out period.md
     flockstep report studies/results/period --out period.png
-    flockstep report studies/results/* --format page
+    flockstep report studies/results/c4_rates studies/results/c4_workers --format page
+    flockstep report studies/results/asynchrony_* --map who-wins.png
     """
+    if picture is not None:
+        write_map([load_outcome(folder) for folder in folders], picture)
+        click.echo(f"The map: {picture}")
+        return
     if out is not None and (len(folders) > 1 or form == "page"):
         raise click.UsageError("--out takes one FOLDER, and no --format page")
     for folder in folders:

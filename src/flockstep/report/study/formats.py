@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -32,3 +33,8 @@ def write_short_page(outcome: Outcome, folder: Path) -> Path:
     module = import_module("flockstep.report.study.short_page")
     path: Path = module.write_page_and_picture(outcome, folder)
     return path
+
+
+def write_map(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Which method wins under which condition of several studies, as one picture."""
+    import_module("flockstep.report.study.winners").write_map(outcomes, path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flockstep.fields import require
 from flockstep.report.page import COLOURS, TableView
 from flockstep.report.pictures import new_figure, save_figure
 from flockstep.report.study.scale import Scale
@@ -198,6 +199,8 @@ def write_map(outcomes: Sequence[Outcome], path: Path) -> None:
     many times the winner's figure it has. Pale where the runner-up may be as good.
     """
     found = contests(outcomes)
+    rule = "be of studies with several methods under several conditions"
+    require(bool(found), "map", rule, [each.study.name for each in outcomes])
     names = list(dict.fromkeys(each.study for each in found))
     methods = list(dict.fromkeys(name for each in found for name in each.results))
     wheres = list(dict.fromkeys(each.where for each in found))
