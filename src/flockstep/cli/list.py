@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import click
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -65,7 +66,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
         }
         for name, link in PRESETS.items()
     },
-    "studies": lambda: {path.stem: _study(path) for path in _declared()},
+    "studies": lambda: {path.stem: _study(path) for path in _with_a_bar(_declared())},
 }
 # What else can be said in place of a name.
 ALSO = {
@@ -76,6 +77,13 @@ ALSO = {
 
 def _declared() -> list[Path]:
     return sorted(Path("studies").glob("*.toml"))
+
+
+def _with_a_bar(paths: Sequence[Path]) -> Iterable[Path]:
+    """Verdicts are worked out from the records, some of which take a second or two."""
+    console = Console(stderr=True)
+    shown = console.is_terminal
+    return track(paths, "Reading studies", console=console, transient=True, disable=not shown)
 
 
 def _study(path: Path) -> Rows:
