@@ -25,6 +25,7 @@ def shortest(folder: Path) -> Record:
     return min(simulated, key=lambda each: (each.wall_seconds, each.id))
 
 
+@pytest.mark.cluster  # some minutes for all of them
 @pytest.mark.skipif("FLOCKSTEP_DATA" not in os.environ, reason="no folder of data sets")
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_recorded_run_gives_the_same_figures_again(study):
