@@ -58,7 +58,8 @@ def test_the_records_are_those_of_the_declared_study(study):
 
 def test_every_finding_has_its_study():
     text = (PROJECT / "docs" / "findings.md").read_text()
-    findings = [line for line in text.splitlines() if line.startswith("- ")]
+    findings = re.findall(r"^- .+(?:\n  .+)*", text, re.MULTILINE)
+    assert findings
     pages = re.compile(r"\]\(\.\./(studies/results/\w+/page\.md)\)")
     for finding in findings:
         linked = pages.findall(finding)
