@@ -45,10 +45,9 @@ def test_a_recorded_run_gives_the_same_figures_again(study):
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_the_records_are_those_of_the_declared_study(study):
-    """Nothing is missing, and the page beside them says what they say."""
+    """Nothing is missing, and the page beside them says what they say, failures included."""
     outcome = fs.load_outcome(RESULTS / study)
     assert outcome.study == DECLARED[study]
-    assert all(record.is_done for record in outcome.records.values())
     assert outcome.comparisons
     assert {each.id for each in outcome.runs} <= {*outcome.records}
     page = (RESULTS / study / "page.md").read_text()

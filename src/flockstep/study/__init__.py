@@ -16,7 +16,7 @@ from flockstep.study.formats import FORMATS, require_report_path
 from flockstep.study.metrics import is_cost, is_score, value_of
 from flockstep.study.outcome import DECLARATION, Outcome, load_outcome
 from flockstep.study.plan import Plan, planned
-from flockstep.study.planning import score_to_pick_by
+from flockstep.study.planning import PlannedRun, score_to_pick_by
 from flockstep.study.records import Record, load_records, pack_records
 from flockstep.study.retest import TESTS, Retest, retest, shown_small
 from flockstep.study.running import default_folder, run_study
@@ -61,6 +61,7 @@ __all__ = [
     "Outcome",
     "Pick",
     "Plan",
+    "PlannedRun",
     "PrintedTest",
     "Published",
     "Record",

@@ -4,13 +4,14 @@ and the verdict in words. It is made of the records, and of a text beside them.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from flockstep.report.page import TableView
 from flockstep.report.study.for_papers import markdown_rows, write_picture, write_text
 from flockstep.report.study.scale import Scale
 from flockstep.report.study.winners import map_table
-from flockstep.study import Comparison, Outcome, Study, is_cost
+from flockstep.study import Comparison, Outcome, PlannedRun, Record, Study, is_cost
 from flockstep.units import shown_number
 
 PAGE, PICTURE = "page.md", "page.png"
@@ -46,6 +47,9 @@ def short_page(outcome: Outcome, words: str = "") -> str:
     if (winners := map_table(outcome)) is not None:
         parts += [f"## {winners.title}", "\n".join(markdown_rows(winners))]
     parts += ["## What was measured", "\n".join(markdown_rows(_cells_table(outcome)))]
+    failed = [*outcome.failures, *outcome.failed_tries]
+    if failed:
+        parts += ["## What failed", "\n".join(markdown_rows(_failures_table(failed)))]
     parts += [f"![Scores of all cells]({PICTURE})", _made(outcome)]
     return "\n\n".join(parts) + "\n"
 
@@ -102,6 +106,13 @@ def _cells_table(outcome: Outcome) -> TableView:
     if outcome.picks:
         told += " Every cell had the same learning rates to pick from, by validation data."
     return TableView("", columns, rows, told)
+
+
+def _failures_table(failed: list[tuple[PlannedRun, Record]]) -> TableView:
+    counts = Counter((run.cell.label, (record.error or {})["type"]) for run, record in failed)
+    rows: list[list[str | int]] = [[cell, error, count] for (cell, error), count in counts.items()]
+    told = "Runs that ended with an error; tries of rates are among them."
+    return TableView("", ("cell", "error", "runs"), rows, told)
 
 
 def _made(outcome: Outcome) -> str:

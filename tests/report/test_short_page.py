@@ -1,0 +1,58 @@
+"""The short page of a study."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from matplotlib.image import imread
+from tests.support.outcomes import made_up_outcome, made_up_study
+
+from flockstep.report.study.for_papers import write_picture
+from flockstep.report.study.short_page import short_page
+
+TOLD = {"published_claim": "Local steps cost nothing.", "scaling": "Four workers."}
+CLAIM = {
+    "cell": {"strategy": "local_sgd(period=8)"},
+    "expect": "less",
+    "claim": "local steps cost accuracy",
+    "source": "somebody, Table 3",
+}
+
+
+def score(labels, seed):
+    return 0.9 + 0.001 * seed - 0.1 * ("local" in labels["strategy"])
+
+
+def test_it_has_question_claim_scaling_verdict_tables_and_picture():
+    outcome = made_up_outcome(made_up_study(**TOLD, hypotheses=[CLAIM]), score)
+    page = short_page(outcome, "Local steps cost ten points.")
+    parts = ["**Which is best?**", "Local steps cost nothing. (somebody, Table 3)", "Four workers."]
+    parts += ["Of 1 claims: agrees 1.", "Local steps cost ten points."]
+    parts += ["| local steps cost accuracy | local_sgd(period=8) | sync_sgd | -10 |"]
+    parts += ["| local_sgd(period=8) | 5 | 80.2 |", "![Scores of all cells](page.png)"]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "What failed" not in page
+
+
+def test_it_says_what_failed():
+    outcome = made_up_outcome(made_up_study(), score)
+    run = outcome.runs[1]
+    error = {"type": "NonFiniteLoss", "message": "the loss is nan", "traceback": ""}
+    lost = dataclasses.replace(outcome.records[run.id], status="failed", error=error)
+    broken = dataclasses.replace(outcome, records={**outcome.records, run.id: lost})
+    page = short_page(broken)
+    assert "## What failed\n\n| cell | error | runs |\n| --- | --- | --- |" in page
+    assert f"| {run.cell.label} | NonFiniteLoss | 1 |" in page
+
+
+def test_the_picture_has_curves_only_where_runs_were_looked_at_on_their_way(tmp_path):
+    outcome = made_up_outcome(made_up_study(), score)
+    ends = {
+        name: dataclasses.replace(record, history=record.history[-1:])
+        for name, record in outcome.records.items()
+    }
+    write_picture(outcome, tmp_path / "curves.png")
+    write_picture(dataclasses.replace(outcome, records=ends), tmp_path / "ends.png")
+    widths = [imread(tmp_path / f"{name}.png").shape[1] for name in ("curves", "ends")]
+    assert widths[0] > 1.5 * widths[1]
