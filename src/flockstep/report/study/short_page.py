@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from flockstep.report.page import TableView
 from flockstep.report.study.for_papers import markdown_rows, write_picture, write_text
@@ -95,12 +96,14 @@ def _claims_table(outcome: Outcome, claims: list[Comparison]) -> TableView:
 def _cells_table(outcome: Outcome) -> TableView:
     scale = Scale(outcome, outcome.study.metric)
     centre = "median" if is_cost(outcome.study.metric) else "mean"
-    columns = ["cell", "n", centre, "deviation", *(["lr"] if outcome.picks else [])]
+    columns = ["cell", "n", centre, "deviation", "MB sent", *(["lr"] if outcome.picks else [])]
     rows = []
     for each in outcome.cells:
         deviation = None if each.sample is None else each.sample.deviation
         n = f"{each.times.reached} of {each.times.n}" if each.times is not None else str(each.n)
-        row = [each.cell.label, n, scale.of(each.mean), scale.of(deviation)]
+        sent = [value for value in outcome.values(each.cell, "bytes_sent").values() if value]
+        megabytes = fmean(sent) / 1e6 if sent else None
+        row = [each.cell.label, n, scale.of(each.mean), scale.of(deviation), megabytes]
         rows.append([*row, outcome.picks[each.cell.label].lr] if outcome.picks else row)
     told = f"{scale.title}, {'higher' if outcome.study.higher_is_better else 'lower'} is better."
     if outcome.picks:
