@@ -229,6 +229,7 @@ def test_tasks_are_listed_with_their_size_their_data_and_whether_it_is_there(
     assert set(tasks) == {
         "digits-mlp", "digits-cnn", "digits-deep", "digits-wide",
         "mnist-lenet", "mnist-lstm", "mnist-lstm-256", "mnist-deep", "mnist-wide", "fashion-lenet",
+        "fashion-mlp", "gradient-noise",
         "cifar10-full", "cifar10-full-1k", "cifar10-full-2k", "cifar10-full-5k", "cifar10-full-8k",
         "cifar10-full-8k-ea-wild", "cifar10-resnet20", "cifar10-resnet18", "cifar10-resnet18-adam",
         "cifar10-densenet40", "cifar10-densenet40-64", "cifar10-densenet40-ea-wild",

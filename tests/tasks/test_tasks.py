@@ -50,6 +50,7 @@ PUBLISHED = {
     "mnist-lstm": Published(Adam, {"lr": 5e-3}, 8192, 50, fs.Warmup(2) * fs.Polynomial()),
     "mnist-lstm-256": Published(Adam, {"lr": 1e-3}, 256, 50),
     "fashion-lenet": Published(SGD, momentum(0.01, 5e-4), 64, 10, fs.Polynomial()),
+    "fashion-mlp": Published(SGD, momentum(0.1, 1e-4), 128, 32, HALF_AND_THREE_QUARTERS),
     "cifar10-full": Published(SGD, momentum(0.001, 0.004), 100, 140, LINEAR),
     "cifar10-full-1k": Published(SGD, momentum(0.010, 0.004), 1000, 140, LINEAR),
     "cifar10-full-2k": Published(fs.LARS, momentum(0.081, 0.004), 2000, 140, fs.Warmup(7) * LINEAR),
@@ -93,6 +94,7 @@ PUBLISHED = {
         2,
         fs.Warmup(0.08) * fs.Cosine(end=0.1),
     ),
+    "gradient-noise": Published(SGD, {"lr": 1.0}, 1, 1, is_global=False),
 }
 # Other rows of a table: the same network as one that is tried below, and nothing new but numbers.
 SAME_NETWORK = {
@@ -100,8 +102,10 @@ SAME_NETWORK = {
     "cifar10-full-8k-ea-wild", "cifar10-resnet18-adam", "cifar10-densenet40-64",
     "cifar10-densenet40-ea-wild", "cifar10-densenet40-huang",
 }  # fmt: skip
-# 62 million parameters: one step of AlexNet is in tests/models/test_imagenet_models.py.
-TRIED = [name for name in TASKS if name not in SAME_NETWORK and name != "imagenet-alexnet"]
+# 62 million parameters: one step of AlexNet is in tests/models/test_imagenet_models.py. What is
+# noise alone learns nothing: it has a test of its own.
+ELSEWHERE = {"imagenet-alexnet", "gradient-noise"}
+TRIED = [name for name in TASKS if name not in SAME_NETWORK | ELSEWHERE]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -217,6 +221,11 @@ def test_every_task_trains_on_two_workers(name):
     assert 0 <= result.metrics["test_accuracy"] <= 1
     assert all(torch.isfinite(replica).all() for replica in result.replicas)
     assert len({float(replica.sum()) for replica in result.replicas}) == 1  # just averaged
+
+
+def test_parameters_under_noise_alone_walk_as_far_as_the_root_of_the_steps():
+    result = fs.run("gradient-noise", fs.SyncSGD(), workers=1, steps=25)
+    assert result.metrics["test_accuracy"] == pytest.approx(25**0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     },
     "studies": lambda: {path.stem: _study(path) for path in _with_a_bar(_declared())},
 }
+MOST_STUDIES = 12  # whose names are told in the overview
 # What else can be said in place of a name.
 ALSO = {
     "networks": "Or one of your own: --network latency=20ms,bandwidth=100Mbit/s,loss=0.01",
@@ -151,7 +152,10 @@ def overview(tables: dict[str, Rows]) -> Table:
     table.add_column("list", style="bold", no_wrap=True)
     table.add_column("names", overflow="fold")
     for name, rows in tables.items():
-        table.add_row(name, in_families([usage.split()[0] for usage in rows]))
+        names = in_families([usage.split()[0] for usage in rows])
+        if name == "studies" and len(rows) > MOST_STUDIES:
+            names = f"{len(rows)} of them: flockstep list studies"
+        table.add_row(name, names)
     return table
 
 
