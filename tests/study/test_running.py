@@ -5,6 +5,7 @@ this process; `test_jobs.py` has the processes that carry them out elsewhere.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -123,6 +124,10 @@ def test_a_run_that_fails_is_recorded_and_stops_no_other(here, tmp_path):
     assert len(here.orders) == 4
     assert len(outcome.finished) == 2
     assert {record.error["type"] for _, record in outcome.failures} == {"NonFiniteLoss"}
+    for _, record in outcome.failures:
+        told = record.error["traceback"]
+        assert 'File "flockstep/' in told
+        assert not [folder for folder in sys.path if folder and f"{folder}/" in told]
     assert len([name for name in names(tmp_path) if ".failed." in name]) == 2
     assert [each.failed for each in outcome.cells] == [0, 2]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 import traceback
 from contextlib import ExitStack
@@ -78,7 +80,7 @@ def carried_out(order: Order, places: Places) -> Record:
         told = {
             "type": type(error).__name__,
             "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
+            "traceback": _without_folders("".join(traceback.format_exception(error))),
         }
         return replace(record, error=told, wall_seconds=time.perf_counter() - began)
     return replace(
@@ -88,6 +90,13 @@ def carried_out(order: Order, places: Places) -> Record:
         timeline=_timeline(tracks) if order.shows else None,
         **_told(result),
     )
+
+
+def _without_folders(text: str) -> str:
+    """`flockstep/worker.py`, wherever that was installed: records travel, folders do not."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        text = text.replace(f"{folder}{os.sep}", "")
+    return text
 
 
 def lost_record(order: Order, reason: str) -> Record:
