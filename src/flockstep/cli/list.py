@@ -127,10 +127,11 @@ def drawn(title: str, rows: Rows) -> Table:
     return table
 
 
-def told(studies: Rows) -> Table:
+def in_paragraphs(studies: Rows) -> Table:
     """Studies, a paragraph each: their questions and claims are too long for columns."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column("study", overflow="fold")
+
     for name, row in studies.items():
         made = f", n = {row['n']}, {row['date']}" if row["date"] else ""
         table.add_row(Text.assemble((name, "bold"), f": {row['question']}"))
@@ -225,6 +226,6 @@ def list_names(what: str | None, for_machines: bool) -> None:
         console.print(overview(chosen))
         console.print("One of them with fields and what each is: flockstep list strategies, …")
         return
-    console.print(told(chosen[what]) if what == "studies" else drawn(what, chosen[what]))
+    console.print(in_paragraphs(chosen[what]) if what == "studies" else drawn(what, chosen[what]))
     if what in ALSO:
         console.print(ALSO[what])

@@ -20,7 +20,7 @@ from flockstep.training import planned_steps, run_closely
 
 FEW_STEPS, MORE_STEPS = 2, 8
 MOST_WORKERS = 4
-LONG_SECONDS = 10.0
+LONG_SECONDS = 10.0  # for a few steps: more of them would keep people waiting
 LAUNCH_SECONDS = 3.0  # of workers that are processes
 
 
@@ -70,7 +70,9 @@ class Estimates:
 def _batch_of(spec: RunSpec) -> Any:
     """Of a batch that grows, its end: a few steps do not tell when it would grow."""
     batch = spec.resolved().batch_size
-    return batch.maximum or batch.initial if isinstance(batch, BatchGrowth) else batch
+    if not isinstance(batch, BatchGrowth):
+        return batch
+    return batch.maximum or batch.initial
 
 
 def _timed(spec: RunSpec, steps: int) -> float:
