@@ -662,3 +662,12 @@ def test_a_method_that_gives_another_outcome_has_another_id(monkeypatch):
     assert spec.id != before
     assert fs.RunSpec("digits-mlp", fs.SyncSGD()).id == other
     assert fs.RunSpec.from_toml(spec.to_toml()) == spec
+
+
+def test_only_runs_with_a_codec_have_another_id_where_only_they_give_another_outcome(monkeypatch):
+    plain = fs.RunSpec("digits-mlp", fs.LocalSGD(4))
+    coded = fs.RunSpec("digits-mlp", fs.LocalSGD(4, codec=fs.OneBit()))
+    before = plain.id, coded.id
+    monkeypatch.setattr(fs.LocalSGD, "codec_revision", fs.LocalSGD.codec_revision + 1)
+    assert plain.id == before[0]
+    assert coded.id != before[1]

@@ -200,6 +200,8 @@ class RunSpec:
         table = self.resolved()._table()
         if self.strategy.revision:
             table["revision"] = self.strategy.revision
+        if self.strategy.codec_revision and getattr(self.strategy, "codec", None) is not None:
+            table["codec_revision"] = self.strategy.codec_revision
         if self.backend == "sim" and self.strategy.shares_tensors:
             table["network_model"] = MODEL
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]

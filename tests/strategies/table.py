@@ -108,17 +108,20 @@ TABLE = [
     Row(fs.BestOnly(3), lambda z: z.times_and_end(3) * (z.scores() + z.spread(z.s))),
     Row(
         fs.BestOnly(3, codec=INT8),
-        lambda z: z.times_and_end(3) * (z.scores() + z.spread(8 + _int8(z.s))),
+        lambda z: z.times_and_end(3) * (z.scores() + z.spread(8 + _int8(z.p) + z.b)),
     ),
     Row(fs.LocalSGD(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
     Row(
         fs.LocalSGD(3, codec=fs.Int8()),
-        lambda z: z.times_and_end(3) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8),
+        lambda z: z.times_and_end(3) * (z.w * (z.w - 1) * _int8(z.p) + z.ring(z.b)),
     ),
     Row(fs.PostLocalSGD(7, 3), lambda z: 7 * z.ring(z.p) + -(-(z.t - 7) // 3) * z.ring(z.s)),
     Row(
         fs.PostLocalSGD(7, 3, INT8),
-        lambda z: z.w * (z.w - 1) * (7 * _int8(z.p) + -(-(z.t - 7) // 3) * _int8(z.s)),
+        lambda z: (
+            z.w * (z.w - 1) * (7 + -(-(z.t - 7) // 3)) * _int8(z.p)
+            + -(-(z.t - 7) // 3) * z.ring(z.b)
+        ),
     ),
     Row(fs.AdaComm(3, 1e9), lambda z: z.times_and_end(3) * z.ring(z.s) + z.times(3) * z.ring(16)),
     Row(fs.Households(2, 3), lambda z: 2 * z.t * z.ring(z.p, 2) + z.times_and_end(3) * z.ring(z.s)),
@@ -130,12 +133,12 @@ TABLE = [
     Row(
         fs.Households(2, 4, 2, codec=fs.Int8()),
         lambda z: (
-            (z.times(2) - z.times(4)) * 2 * 2 * fs.Int8().nbytes(z.s // 8)
-            + z.times_and_end(4) * z.w * (z.w - 1) * fs.Int8().nbytes(z.s // 8)
+            (z.times(2) - z.times(4)) * 2 * (2 * _int8(z.p) + z.ring(z.b, 2))
+            + z.times_and_end(4) * (z.w * (z.w - 1) * _int8(z.p) + z.ring(z.b))
         ),
     ),
     Row(fs.DiLoCo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
-    Row(fs.DiLoCo(3, codec=fs.Float16()), lambda z: z.times_and_end(3) * z.ring(z.s // 4)),
+    Row(fs.DiLoCo(3, codec=fs.Float16()), lambda z: z.times_and_end(3) * z.ring(z.p // 4 + z.b)),
     Row(fs.SlowMo(3), lambda z: z.times_and_end(3) * z.ring(z.s)),
     Row(fs.NoSync(0.3), lambda z: (z.t + 1) * z.ring(z.s)),
     Row(fs.NoSync(0.3, period=2, staleness=1), lambda z: (z.times(2) + 1) * z.ring(z.s)),

@@ -61,6 +61,11 @@ def memory_of_differences(worker: Worker, codec: Codec, like: Tensor, stream: in
 class Averager:
     """Means over the workers, of tensors of one kind that follow each other; through a codec, if
     there is one.
+
+    A codec carries parameters, or what they change by. Statistics behind them, as in a whole state,
+    travel beside its message as they are: they change by far more than parameters do, and where
+    one message stands for both, as with `OneBit`'s two means, what it leaves out of the one
+    would be made up for by the other, until the model bursts.
     """
 
     memory: Memory | None  # of the codec
@@ -68,6 +73,7 @@ class Averager:
     comm: Comm = handle()
     codec: Codec | None = handle()
     plainly: Average = handle()  # without a codec
+    count: int = handle()  # of parameters
 
     @classmethod
     def of(
@@ -89,15 +95,20 @@ class Averager:
         """Means over the members of a comm that the worker is in. `stream` tells apart what a
         worker averages with different members: each draws its own numbers.
         """
-        memory = None if codec is None else memory_of(worker, codec, like, stream)
-        return cls(memory, comm=comm, codec=codec, plainly=averager(comm, all_reduce))
+        parameters = like[: worker.flat.count]
+        memory = None if codec is None else memory_of(worker, codec, parameters, stream)
+        plainly = averager(comm, all_reduce)
+        return cls(memory, comm=comm, codec=codec, plainly=plainly, count=worker.flat.count)
 
     def average(self, tensor: Tensor) -> None:
         """Replace `tensor` on every worker by the mean."""
         if self.codec is None:
             self.plainly(tensor)
-        else:
-            self.comm.all_reduce(tensor, "mean", codec=self.codec, memory=self.memory)
+            return
+        parameters, statistics = tensor[: self.count], tensor[self.count :]
+        self.comm.all_reduce(parameters, "mean", codec=self.codec, memory=self.memory)
+        if statistics.numel():
+            self.plainly(statistics)
 
 
 @dataclass
@@ -105,6 +116,8 @@ class ReplicaAverager:
     """Means of whole replicas; through a codec, of their changes since they were last equal.
 
     x_i ← (1/w) Σ_j x_j, or x_i ← x₀ + (1/w) Σ_j C(x_j − x₀)
+
+    Statistics behind the parameters take the first way with a codec, too: C keeps them.
     """
 
     averager: Averager

@@ -49,11 +49,11 @@ class AdaComm(Strategy[AdaCommState]):
     a change of the rate apart from that for a loss which does not fall.
 
     All workers decide alike, at averages, from the mean of their losses and clocks. A codec carries
-    the change since the last average, where all replicas were equal (x₀); F and clocks travel as
-    they are.
+    what the parameters have changed by since the last average, where all replicas were equal (x₀);
+    statistics of batch normalisation, F and clocks travel as they are.
 
-    Bytes: every τ_j steps one all-reduce of parameters and buffers, or the codec's, and one of two
-    numbers; one at the end.
+    Bytes: every τ_j steps one all-reduce of parameters and buffers, or the codec's and one of the
+    buffers, and one of two numbers; one at the end.
 
     Use: to have LocalSGD's speed early and SyncSGD's accuracy late, without choosing a period.
 
@@ -71,6 +71,7 @@ class AdaComm(Strategy[AdaCommState]):
 
     name: ClassVar[str] = "adacomm"
     revision: ClassVar[int] = 1
+    codec_revision: ClassVar[int] = 1
     initial_period: int
     interval_seconds: float
     codec: Codec | None = None

@@ -39,6 +39,9 @@ class Strategy(Generic[State]):
     """Raised when the same fields come to give another outcome. Part of a run's id, so that records
     of before are not taken for those of now."""
 
+    codec_revision: ClassVar[int] = 0
+    """The same, where only runs with a codec have come to another outcome."""
+
     shares_tensors: ClassVar[bool] = False
     """Whether its workers talk through shared tensors, whose links they share: the ids of simulated
     runs then contain the revision of the network's model."""

@@ -36,12 +36,13 @@ class BestOnly(Strategy[BestOnlyState | None]):
     NoSync with best=1 and pull=1, without a codec. finish: the best once more, unless all have just
     become it.
 
-    A codec carries the best worker's change since the last exchange, where all replicas were equal
-    (x₀). All become what the message says, the best one, too: it remembers what was left out, and
-    adds it when it is the best again.
+    A codec carries what the best worker's parameters have changed by since the last exchange, where
+    all replicas were equal (x₀). All become what the message says, the best one, too: it remembers
+    what was left out, and adds it when it is the best again. Its statistics of batch normalisation
+    travel as they are.
 
     Bytes: one number per worker and one broadcast of parameters and buffers every `period` steps,
-    or of the codec's message and its length, 8.
+    or of the codec's message, its length, 8, and the buffers.
 
     Use: as the extreme of the swarm in comparisons.
 
@@ -61,6 +62,7 @@ class BestOnly(Strategy[BestOnlyState | None]):
     """
 
     name: ClassVar[str] = "best_only"
+    codec_revision: ClassVar[int] = 1
     period: int = 1
     score: str = "loss"
     codec: Codec | None = None
@@ -80,7 +82,7 @@ class BestOnly(Strategy[BestOnlyState | None]):
     def init(self, worker: Worker) -> BestOnlyState | None:
         if self.codec is None:
             return None
-        own = worker.flat.state
+        own = worker.flat.parameters
         return BestOnlyState(own.clone(), memory_of(worker, self.codec, own))
 
     def after_step(self, worker: Worker, state: BestOnlyState | None) -> None:
@@ -92,14 +94,17 @@ class BestOnly(Strategy[BestOnlyState | None]):
             self._follow_the_best(worker, state)
 
     def _follow_the_best(self, worker: Worker, state: BestOnlyState | None) -> None:
-        comm, own = worker.comm, worker.flat.state
+        comm = worker.comm
         best_first = ranked(comm, last_score(worker, self.score))
         if self.codec is None or state is None:
-            broadcast_from_first(comm, own, best_first)
+            broadcast_from_first(comm, worker.flat.state, best_first)
             return
 
+        own, statistics = worker.flat.parameters, worker.flat.buffers
         codec, x0, memory = self.codec, state.start, state.memory
         _, message = broadcast_message(
             comm, lambda: codec.encode(own - x0, memory), best_first, x0.device
         )
         own.copy_(x0.add_(codec.decode(message, x0)))
+        if statistics.numel():
+            broadcast_from_first(comm, statistics, best_first)

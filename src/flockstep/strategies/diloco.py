@@ -32,10 +32,11 @@ class DiLoCo(Strategy[DiLoCoState]):
         Δ = (1/w) Σ_i (θ − x_i)
         m ← βm + Δ;   θ ← θ − ε(Δ + βm);   x_i ← θ
 
-    outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged.
-    At the end there is one more exchange, unless one has just taken place.
+    outer_lr=1 and outer_momentum=0 equal LocalSGD. Statistics of batch normalisation are averaged,
+    and travel as they are. At the end there is one more exchange, unless one has just taken place.
 
-    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's.
+    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's and one of
+    the buffers.
 
     Use: with long periods, on links as slow as the internet; workers usually run AdamW.
 
@@ -44,7 +45,7 @@ class DiLoCo(Strategy[DiLoCoState]):
         outer_lr: ε, the learning rate of the outer optimizer.
         outer_momentum: β, its momentum.
         nesterov: whether that is Nesterov's; False: θ ← θ − εm.
-        codec: how changes are written on the wire; None: as they are.
+        codec: how changes of parameters are written on the wire; None: as they are.
 
     Paper: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
         2023.
@@ -54,6 +55,7 @@ class DiLoCo(Strategy[DiLoCoState]):
     """
 
     name: ClassVar[str] = "diloco"
+    codec_revision: ClassVar[int] = 1
     period: int
     outer_lr: float = 0.7
     outer_momentum: float = 0.9

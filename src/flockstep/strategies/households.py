@@ -54,14 +54,16 @@ class Households(Strategy[HouseholdsState]):
     household_period=1 and no codec equals SyncSGD; households of one worker equal LocalSGD, to the
     bit, with a codec or without.
 
-    A codec carries the change since the replicas of that group were last equal (x₀): after the last
-    average over it, or over a wider group. Each level has its own x₀ and its own memory of what was
-    not sent. Gradients inside a household travel as they are: its links are the fast ones, and a
-    gradient is no change since an exchange.
+    A codec carries what parameters have changed by since the replicas of that group were last equal
+    (x₀): after the last average over it, or over a wider group. Each level has its own x₀ and its
+    own memory of what was not sent. Statistics of batch normalisation travel as they are, and so do
+    gradients inside a household: its links are the fast ones, and a gradient is no change since an
+    exchange.
 
     Bytes: each level's all-reduce of parameters and buffers, inside each group, whenever it is due,
-    or the codec's; with momentum="average" also one of the optimizer's state; with
-    household_period=1 one of the gradients inside each household per step; one of all at the end.
+    or the codec's and one of the buffers; with momentum="average" also one of the optimizer's
+    state; with household_period=1 one of the gradients inside each household per step; one of all
+    at the end.
 
     Use: where some workers are near each other (one host, one rack) and others far.
 
@@ -86,6 +88,7 @@ class Households(Strategy[HouseholdsState]):
     """
 
     name: ClassVar[str] = "households"
+    codec_revision: ClassVar[int] = 1
     count: int
     world_period: int
     household_period: int = 1

@@ -33,10 +33,11 @@ class LocalSGD(Strategy[LocalSGDState]):
 
     Period 1 with plain SGD equals SyncSGD. At the end the replicas are averaged once more, unless
     they just were. Statistics of batch normalisation are averaged with the parameters. A codec
-    carries the change since the last average, where all replicas were equal (x₀).
+    carries what the parameters have changed by since the last average, where all replicas were
+    equal (x₀); statistics travel as they are.
 
-    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's; with
-    momentum="average" also one of the optimizer's state.
+    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's and one of
+    the buffers; with momentum="average" also one of the optimizer's state.
 
     Use: on a network too slow for an exchange at every step.
 
@@ -57,6 +58,7 @@ class LocalSGD(Strategy[LocalSGDState]):
     """
 
     name: ClassVar[str] = "local_sgd"
+    codec_revision: ClassVar[int] = 1
     period: int | None
     momentum: str = "keep"
     codec: Codec | None = None

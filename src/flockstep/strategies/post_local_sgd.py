@@ -30,14 +30,14 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
         after steps s+k, s+2k, …:     x_i ← (1/w) Σ_j x_j
         with a codec:                 g_i ← (1/w) Σ_j C(g_j);   x_i ← x₀ + (1/w) Σ_j C(x_j − x₀)
 
-    A codec carries gradients before the switch, and after it the change since the replicas were
-    last equal (x₀), each with its own memory of what was not sent. Gradients not sent before the
-    switch stay unsent. Statistics of batch normalisation are first averaged after the switch: their
-    change is that since the start.
+    A codec carries gradients before the switch, and after it what parameters have changed by since
+    the replicas were last equal (x₀), each with its own memory of what was not sent. Gradients not
+    sent before the switch stay unsent. Statistics of batch normalisation are first averaged after
+    the switch, and travel as they are.
 
     Bytes: one all-reduce of the gradients per step until the switch; then one of parameters and
     buffers every `period` steps; one at the end, unless the replicas were just averaged. Or the
-    codec's.
+    codec's in place of those of gradients and parameters.
 
     Use: where LocalSGD from the start costs accuracy.
 
@@ -56,6 +56,7 @@ class PostLocalSGD(Strategy[PostLocalSGDState]):
 
     name: ClassVar[str] = "post_local_sgd"
     revision: ClassVar[int] = 1
+    codec_revision: ClassVar[int] = 1
     switch_at: int | float
     period: int
     codec: Codec | None = None

@@ -38,10 +38,12 @@ class SlowMo(Strategy[SlowMoState]):
     exchange (of its first group of parameters). u is in units of gradients, so it outlives a change
     of the rate. Where the rate is 0 nothing has moved, and γ is the last one that was not, so that
     schedules may end there. slow_lr=1 and slow_momentum=0 equal LocalSGD. The optimizer's own state
-    is kept. Statistics of batch normalisation are averaged. A codec carries the change since the
-    last exchange, where all replicas were equal (x_0); the slow momentum is over its mean.
+    is kept. Statistics of batch normalisation are averaged. A codec carries what the
+    parameters have changed by since the last exchange, where all replicas were equal (x_0), and
+    statistics travel as they are; the slow momentum is over the mean.
 
-    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's.
+    Bytes: one all-reduce of parameters and buffers every `period` steps, or the codec's and one of
+    the buffers.
 
     Use: in LocalSGD's place where its accuracy falls behind.
 
@@ -59,6 +61,7 @@ class SlowMo(Strategy[SlowMoState]):
     """
 
     name: ClassVar[str] = "slowmo"
+    codec_revision: ClassVar[int] = 1
     period: int
     slow_lr: float = 1.0
     slow_momentum: float = 0.5
