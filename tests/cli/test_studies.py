@@ -108,7 +108,7 @@ def test_several_studies_are_run_packed_and_told_on_short_pages(here, flockstep,
         assert part in page
     outcome = fs.load_outcome(tmp_path / "again" / "other")
     assert outcome.verdict in page
-    assert outcome.verdict.startswith("Of 1 claims: ")
+    assert outcome.verdict.startswith("Of 1 claim: ")
     assert f"{100 * outcome.cells[0].mean:.4g}" in page
     assert (tmp_path / "again" / "other" / "page.png").read_bytes()[:4] == b"\x89PNG"
 

@@ -27,7 +27,7 @@ def test_it_has_question_claim_scaling_verdict_tables_and_picture():
     outcome = made_up_outcome(made_up_study(**TOLD, hypotheses=[CLAIM]), score)
     page = short_page(outcome, "Local steps cost ten points.")
     parts = ["**Which is best?**", "Local steps cost nothing. (somebody, Table 3)", "Four workers."]
-    parts += ["Of 1 claims: agrees 1.", "Local steps cost ten points."]
+    parts += ["Of 1 claim: agrees 1.", "Local steps cost ten points."]
     parts += ["| local steps cost accuracy | local_sgd(period=8) | sync_sgd | -10 |"]
     parts += ["| local_sgd(period=8) | 5 | 80.2 | 0.1581 | 5 |", "![Scores of all cells](page.png)"]
     places = [page.index(part) for part in parts]

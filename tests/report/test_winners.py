@@ -95,14 +95,14 @@ def test_one_run_of_each_is_no_test():
         assert not each.is_sure
 
 
-def test_cells_that_are_left_out_or_not_run_are_no_rivals():
+def test_cells_that_are_left_out_or_not_run_are_no_rivals_and_one_alone_wins_nothing():
     def some(labels, seed):
         return None if labels["method"] == "gossip" else score(labels, seed)
 
     study = study_of(exclude=[{"method": "sync", "place": "wifi"}])
     found = contests([made_up_outcome(study, some)])
-    assert [each.ranked for each in found[:1]] == [("sync", "local")]
-    assert [each.ranked for each in found[2:]] == [("local",), ("local",)]
+    assert [each.where for each in found] == ["place=lan-10g, speed=0.01", "place=lan-10g, speed=0.02"]
+    assert [each.ranked for each in found] == [("sync", "local")] * 2
     assert found[2].runner_up is None
 
 

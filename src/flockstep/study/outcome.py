@@ -13,7 +13,7 @@ from flockstep.errors import RecordError
 from flockstep.fields import require_path
 from flockstep.study.cells import Cell
 from flockstep.study.declaration import Study
-from flockstep.study.findings import BASELINE
+from flockstep.study.findings import BASELINE, HYPOTHESIS, PUBLISHED
 from flockstep.study.formats import write_report
 from flockstep.study.metrics import LIMITS, cost_so_far, cost_to, is_score, score_in, value_of
 from flockstep.study.planning import PlannedRun, picks_of, planned_runs, planned_tries
@@ -157,10 +157,17 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """In one line: how many claims agree; where nothing is claimed, what was found."""
-        if self.claims:
-            counts = Counter(each.verdict for each in self.claims)
-            return f"Of {len(self.claims)} claims: {_listed(counts)}."
+        """In one line: how many claims agree, and how many printed figures: these often are of
+        the same two cells as a claim. Where nothing is claimed, what was found.
+        """
+        told = []
+        for family, plural in ((HYPOTHESIS, "claims"), (PUBLISHED, "printed figures")):
+            verdicts = [each.verdict for each in self.claims if each.family == family]
+            if verdicts:
+                name = plural if len(verdicts) > 1 else plural[:-1]
+                told.append(f"Of {len(verdicts)} {name}: {_listed(Counter(verdicts))}.")
+        if told:
+            return " ".join(told)
         found = Counter(each.finding for each in self.comparisons)
         return f"Against the baseline: {_listed(found)}." if found else "Nothing is compared yet."
 

@@ -76,7 +76,8 @@ class Contest:
 
 def contests(outcomes: Sequence[Outcome]) -> list[Contest]:
     """Who wins under which condition of each study: all together are one map, for which p-values
-    are corrected. Studies without several methods under several conditions are left out.
+    are corrected. Studies without several methods under several conditions are left out, and so are
+    conditions that one method alone has met.
 
     The best is tested against the second best as if the pair had been named before. Where methods
     scatter alike that is safe: the two best of many are, by chance, no further apart than any two
@@ -108,7 +109,7 @@ def _contests_of(outcome: Outcome) -> list[Contest]:
             if summary is not None and summary.values:
                 results[methods.label(method)] = summary
         where = ", ".join(f"{name}={labels[name]}" for name in varying)
-        if results:
+        if len(results) > 1:
             shown = {name: labels[name] for name in varying}
             found.append(_contest(outcome, shown, where, results))
     return found
