@@ -375,3 +375,58 @@ def test_the_draws_of_a_search_are_the_same_for_all_and_within_bounds():
     assert len(tuning.rates) == 20
     assert 0.001 <= min(tuning.rates) < 0.01
     assert 0.1 < max(tuning.rates) <= 1.0
+
+
+# --- differences of differences -------------------------------------------------------------------
+
+GAINS = {
+    "cell": {"workers": 8, "strategy": LOCAL},
+    "expect": "greater",
+    "than": {"workers": 2},
+    "claim": "eight workers gain more",
+}
+FOUR = {"workers": [2, 8], "strategy": [SYNC, LOCAL]}
+
+
+def gaining(labels, seed):
+    """Seeds differ by far more than two runs of one seed do."""
+    gain = {"2": 0.01, "8": 0.02}[labels["workers"]] if labels["strategy"] == LOCAL else 0.0
+    noise = np.random.default_rng([seed, int(labels["workers"]), len(labels["strategy"])]).normal()
+    return 0.8 + 0.02 * np.sin(seed) + gain + 0.001 * noise
+
+
+def test_a_difference_is_compared_with_another_one_seed_by_seed():
+    outcome = made_up_outcome(made_up_study(axes=FOUR, hypotheses=[GAINS]), gaining)
+    told = outcome.comparisons[-1]
+    gains = []
+    for workers in (8, 2):
+        one, other = (values(outcome, f"workers={workers}, {name}") for name in (LOCAL, SYNC))
+        gains.append(np.subtract(one, other))
+    theirs = stats.ttest_ind(*gains, equal_var=False, alternative="greater")
+    assert (told.family, told.verdict, told.n) == ("hypothesis", "agrees", (5, 5))
+    assert told.p == pytest.approx(theirs.pvalue)
+    assert told.means == pytest.approx([gain.mean() for gain in gains])
+    assert told.cell == f"(workers=8, {LOCAL}) − (workers=8, {SYNC})"
+    assert told.against == f"(workers=2, {LOCAL}) − (workers=2, {SYNC})"
+
+
+def test_differences_of_one_run_each_are_too_few():
+    study = made_up_study(axes=FOUR, hypotheses=[GAINS], seeds=1)
+    assert made_up_outcome(study, gaining).comparisons[-1].verdict == "too few runs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"than": {"workers": 3}}, "unknown level of workers in 'than' '3'; known: 2, 8"),
+        ({"than": {"workers": 8}}, "'than' must be another cell"),
+    ],
+)
+def test_what_a_difference_is_compared_with_must_be_there(fields, message):
+    with pytest.raises(ValueError, match=message):
+        made_up_study(axes=FOUR, hypotheses=[GAINS | fields])
+
+
+def test_costs_to_a_target_have_no_differences_of_differences():
+    with pytest.raises(ValueError, match="'than' must be left out of costs to a target"):
+        made_up_study(axes=FOUR, hypotheses=[GAINS], metric="seconds_to:0.8")

@@ -184,8 +184,12 @@ def _hypotheses(outcome: Outcome) -> list[_Pair]:
         expect = _plain_expectation(outcome.study, hypothesis.expect)
         margin = outcome.study.margin_of(hypothesis)
         about = {"claim": hypothesis.claim, "source": hypothesis.source}
-        for cell, other in outcome.study.pairs_of(hypothesis):
-            pairs.append(_pair(outcome, cell, other, HYPOTHESIS, expect, margin, about))
+        for pair in outcome.study.pairs_of(hypothesis):
+            than = outcome.study.pair_at(hypothesis, pair)
+            if than is None:
+                pairs.append(_pair(outcome, *pair, HYPOTHESIS, expect, margin, about))
+            else:
+                pairs.append(_pair_of_differences(outcome, pair, than, expect, margin, about))
     return pairs
 
 
@@ -287,6 +291,30 @@ def _pair(
         return _Pair(draft, missing=_too_few(draft))
     pairs = _seed_pairs(outcome, cell, other)
     return _tested(outcome, draft, Sample.of(values), Sample.of(others), margin, pairs)
+
+
+def _pair_of_differences(
+    outcome: Outcome,
+    pair: tuple[Cell, Cell],
+    than: tuple[Cell, Cell],
+    expect: str,
+    margin: float | None,
+    about: dict[str, Any],
+) -> _Pair:
+    """Two differences, each taken seed by seed, in the place of two figures."""
+    one, two = _differences(outcome, *pair), _differences(outcome, *than)
+    labels = [f"({cell.label}) − ({other.label})" for cell, other in (pair, than)]
+    metric, n = outcome.study.metric, (len(one), len(two))
+    draft = Comparison(HYPOTHESIS, *labels, metric, expect, n, margin=margin, **about)
+    if min(n) < 2:
+        return _Pair(draft, missing=_too_few(draft))
+    return _tested(outcome, draft, Sample.of(one), Sample.of(two), margin)
+
+
+def _differences(outcome: Outcome, cell: Cell, other: Cell) -> list[float]:
+    values, others = outcome.values(cell), outcome.values(other)
+    pairs = [(value, others.get(seed)) for seed, value in values.items()]
+    return [a - b for a, b in pairs if a is not None and b is not None]
 
 
 def _known(outcome: Outcome, cell: Cell) -> list[float]:

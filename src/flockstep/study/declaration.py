@@ -69,6 +69,8 @@ class Hypothesis:
         cell: which cells, by the levels of some axes; of the other axes, each level in turn.
         expect: "greater", "less", "better", "worse", or "equal" within the margin.
         against: which levels the other side has instead; none: those of the baseline.
+        than: where given, it is about differences: that of the cell to `against` is expected to be
+            "greater" than the same difference at these levels. Differences are taken seed by seed.
         margin: for "equal", in the metric's unit; none: the study's.
         claim: the same in words.
         source: where it was published, if it was.
@@ -77,12 +79,13 @@ class Hypothesis:
     cell: Mapping[str, Any]
     expect: str
     against: Mapping[str, Any] = field(default_factory=dict)
+    than: Mapping[str, Any] = field(default_factory=dict)
     margin: float | None = None
     claim: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
-        _as_labels(self, "cell", "against")
+        _as_labels(self, "cell", "against", "than")
         require_choice("expect", self.expect, EXPECTATIONS)
         if self.margin is not None:
             require_number("margin", self.margin, above=0, finite=True)
@@ -449,7 +452,8 @@ class Study:
         known = self.cells
         for number, hypothesis in enumerate(self.claims, start=1):
             with _named(f"hypothesis {number}"):
-                self.pairs_of(hypothesis)
+                for pair in self.pairs_of(hypothesis):
+                    self.pair_at(hypothesis, pair)
                 rule = "be a direction: equality of costs to a target cannot be shown"
                 is_equal_cost = hypothesis.expect == "equal" and is_cost(self.metric)
                 require(not is_equal_cost, "expect", rule, hypothesis.expect)
@@ -526,15 +530,25 @@ class Study:
         against = selected("against", hypothesis.against, self.all_axes) or self.baseline_levels
         chosen = matching(self.cells, levels)
         require(bool(chosen), "cell", "be one that exists", levels)
-        pairs = []
-        for cell in chosen:
-            other = self.partner(cell, against)
-            if other is None:
-                wanted = {**cell.labels, **against}
-                raise InvalidField(f"'against' must be a cell that exists (got {wanted})")
-            require(other is not cell, "against", "be another cell", dict(cell.labels))
-            pairs.append((cell, other))
-        return pairs
+        return [(cell, self._other("against", cell, against)) for cell in chosen]
+
+    def pair_at(self, hypothesis: Hypothesis, pair: tuple[Cell, Cell]) -> tuple[Cell, Cell] | None:
+        """The two cells at the levels of `than`; None for a hypothesis without them."""
+        if not hypothesis.than:
+            return None
+        require(not is_cost(self.metric), "than", "be left out of costs to a target", self.metric)
+        levels = selected("than", hypothesis.than, self.all_axes)
+        one, other = (self._other("than", cell, levels) for cell in pair)
+        return one, other
+
+    def _other(self, field_name: str, cell: Cell, levels: Mapping[str, str]) -> Cell:
+        """The cell with some other levels, which the field of a hypothesis names."""
+        other = self.partner(cell, levels)
+        if other is None:
+            wanted = {**cell.labels, **levels}
+            raise InvalidField(f"'{field_name}' must be a cell that exists (got {wanted})")
+        require(other is not cell, field_name, "be another cell", dict(cell.labels))
+        return other
 
 
 def _parsed(text: str) -> dict[str, Any]:

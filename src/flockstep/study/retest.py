@@ -269,6 +269,8 @@ def _pairs(study: Study, figures: Mapping[str, Published]) -> list[_Pair]:
             if other is not None and other is not cell and _have_spread(figures, cell, other):
                 pair_of(cell, other)
     for hypothesis in study.claims:
+        if hypothesis.than:
+            continue  # of four printed figures
         for cell, other in study.pairs_of(hypothesis):
             if _have_spread(figures, cell, other):
                 pair = pair_of(cell, other)
