@@ -303,9 +303,9 @@ def _pair_of_differences(
 ) -> _Pair:
     """Two differences, each taken seed by seed, in the place of two figures."""
     one, two = _differences(outcome, *pair), _differences(outcome, *than)
-    labels = [f"({cell.label}) − ({other.label})" for cell, other in (pair, than)]
+    cell, against = (f"({one.label}) − ({other.label})" for one, other in (pair, than))
     metric, n = outcome.study.metric, (len(one), len(two))
-    draft = Comparison(HYPOTHESIS, *labels, metric, expect, n, margin=margin, **about)
+    draft = Comparison(HYPOTHESIS, cell, against, metric, expect, n, margin=margin, **about)
     if min(n) < 2:
         return _Pair(draft, missing=_too_few(draft))
     return _tested(outcome, draft, Sample.of(one), Sample.of(two), margin)
