@@ -30,6 +30,10 @@ class OneBit(Codec):
         x_j → mean of {x_k > 0} if x_j > 0, else mean of {x_k ≤ 0}
 
     The paper takes the means for each column of a matrix; here they are those of the whole tensor.
+    So where some numbers are far larger than others, the small ones drown: statistics of batch
+    normalisation among parameters do that. Methods that average send them beside the message;
+    `GoSGD` and `SGP` do not, and with this codec end in a loss that is not a number on nets that
+    have them.
 
     Bytes: 1/8 an element and 8 for the two means.
 
