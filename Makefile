@@ -43,10 +43,12 @@ bench: setup
 studies: setup
 	$(BIN)/flockstep study $(sort $(wildcard studies/*.toml)) --out studies/again
 
-# The short page of every study, and that of printed figures, from the records that are there.
+# The short page of every study, that of printed figures, and the map of who wins where, from the records that are there.
+MAP := $(foreach part,even jitter slow_worker,studies/results/asynchrony_$(part))
 pages: setup
 	$(BIN)/flockstep report $(patsubst %/study.toml,%,$(wildcard studies/results/*/study.toml)) --format page
 	$(BIN)/flockstep retest $(sort $(wildcard studies/e*.toml)) --page studies/results/printed_figures/page.md
+	$(BIN)/flockstep report $(MAP) --map studies/results/who_wins_where.png
 
 format: setup
 	$(BIN)/ruff format .
