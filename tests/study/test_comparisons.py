@@ -9,6 +9,7 @@ from tests.support.outcomes import made_up_outcome, made_up_study, normal_scores
 
 import flockstep as fs
 from flockstep.study import Outcome
+from flockstep.study.planning import planned_tries
 from flockstep.study.statistics import Sample, mean_test
 
 SYNC, LOCAL, NOSYNC = "sync_sgd", "local_sgd(period=8)", "nosync(pull=0.1)"
@@ -367,6 +368,23 @@ def test_tuning_picks_by_validation_and_tells_of_an_edge():
         0.03,
         0.1,
     }
+
+
+def test_where_the_replicas_own_scores_are_compared_tuning_goes_by_those():
+    study = fs.Study(
+        "Which is best?",
+        base={"task": "digits-mlp", "workers": 2, "epochs": 2, "measure": ["replicas"]},
+        axes={"strategy": ["independent"]},
+        metric="test_replicas_mean",
+        tune={"lr": [0.01, 0.3]},
+        seeds=1,
+    )
+    outcome = study.run(jobs=1, progress=False)
+    tries = {run.rate: outcome.records[run.id] for run in planned_tries(study)}
+    seen = {rate: record.history[-1] for rate, record in tries.items()}
+    (pick,) = outcome.picks.values()
+    assert pick.scores == {rate: look["replicas_mean"] for rate, look in seen.items()}
+    assert pick.scores != {rate: look["accuracy"] for rate, look in seen.items()}
 
 
 def test_the_draws_of_a_search_are_the_same_for_all_and_within_bounds():

@@ -16,6 +16,7 @@ from flockstep.study.declaration import Study
 from flockstep.study.metrics import (
     LIMITS,
     NEEDS,
+    REPLICA_SCORES,
     cost_to,
     default_direction,
     is_cost,
@@ -179,10 +180,12 @@ def require_one_score(study: Study) -> None:
 
 def score_to_pick_by(metric: str) -> str:
     """What tuning goes by, on the validation data: a loss where that is compared, the cost to the
-    target where that is, and else the score.
+    target where that is, the replicas' own score where that is, and else the representative's.
     """
     if is_cost(metric):
         return metric
+    if metric.removeprefix("test_") in REPLICA_SCORES:
+        return metric.removeprefix("test_")
     return "loss" if metric.endswith("loss") else "accuracy"
 
 
