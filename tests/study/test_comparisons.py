@@ -115,6 +115,17 @@ def test_a_claim_agrees_or_disagrees(expect, gap, verdict):
     assert told.words.startswith(f"Local is not as good: {verdict}.")
 
 
+def test_a_sure_difference_that_may_be_within_the_margin_refutes_no_equality():
+    hypotheses = [{**HYPOTHESIS, "expect": "equal"}]
+    means = {SYNC: 0.9, LOCAL: 0.88}
+    outcome = outcome_of(means, 0.007, axes=TWO, hypotheses=hypotheses, margin=0.02)
+    plain, told = outcome.comparisons
+    assert plain.finding == told.finding == "less"
+    assert told.verdict == "too little power"
+    assert told.equivalence_p > 0.05
+    assert "whether by more than 2.00 points is open" in told.words
+
+
 @pytest.mark.parametrize("expect", ["worse", "equal", "better"])
 def test_a_claim_with_too_few_runs_has_too_little_power(expect):
     hypotheses = [{**HYPOTHESIS, "expect": expect}]

@@ -209,6 +209,28 @@ def test_equivalence_of_pairs_is_that_of_statsmodels(both, margin):
     assert test.name == "TOST (paired)"
 
 
+@quickly
+@given(runs(), runs(), margins)
+def test_beyond_a_margin_is_welch_of_shifted_runs(a, b, margin):
+    above = stats.ttest_ind(np.array(a) - margin, b, equal_var=False, alternative="greater")
+    below = stats.ttest_ind(np.array(a) + margin, b, equal_var=False, alternative="less")
+    test = statistics.beyond_test(Sample.of(a), Sample.of(b), margin)
+    smaller = min(above, below, key=lambda found: found.pvalue)
+    assert (test.p, test.statistic) == close((min(1, 2 * smaller.pvalue), smaller.statistic))
+    assert (test.name, test.alternative) == ("beyond the margin (Welch)", "beyond")
+
+
+@quickly
+@given(pairs_of_runs(), margins)
+def test_beyond_a_margin_by_pairs_is_the_paired_test_of_shifted_runs(both, margin):
+    a, b = both
+    above = stats.ttest_rel(np.array(a) - margin, b, alternative="greater")
+    below = stats.ttest_rel(np.array(a) + margin, b, alternative="less")
+    test = statistics.paired_beyond_test(a, b, margin)
+    assert test.p == close(min(1, 2 * above.pvalue, 2 * below.pvalue))
+    assert test.name == "beyond the margin (paired)"
+
+
 def test_equivalence_with_a_known_number_is_of_one_sample():
     test = statistics.equivalence_test(SPREAD, Sample.printed(2.0), margin=3.0)
     upper = stats.ttest_1samp(SPREAD.values, 2.0 + 3.0, alternative="less")
@@ -340,6 +362,15 @@ def test_at_the_edge_of_the_margin_one_study_in_twenty_finds_equivalence(deviati
     by_pairs = share_found(partial(statistics.paired_equivalence_test, margin=margin), a, b)
     assert by_welch == pytest.approx(0.05, abs=0.015)
     assert by_pairs == pytest.approx(0.05, abs=0.015)
+
+
+def test_at_the_edge_of_the_margin_hardly_a_study_finds_a_difference_beyond_it():
+    margin = 10.0
+    a, b = simulated(runs=5, shift=margin, seed=3), simulated(runs=5, seed=4)
+    share = share_found(
+        lambda x, y: statistics.beyond_test(Sample.of(x), Sample.of(y), margin), a, b
+    )
+    assert share == pytest.approx(0.025, abs=0.0125)
 
 
 def test_with_a_narrow_margin_equivalence_is_hardly_ever_found():

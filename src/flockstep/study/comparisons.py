@@ -6,8 +6,9 @@ The rules, which every report repeats (`RULES`):
 - A difference is shown where the corrected p is below alpha. Two cells are equal where two
   one-sided tests with the declared margin say so. Else it is open, and the difference that these n
   could have seen is told.
-- A claim agrees where what it expects is shown; it disagrees where the opposite, or equality in
-  place of a difference, is shown; else there was too little power.
+- A claim agrees where what it expects is shown; it disagrees where the opposite is shown: the other
+  direction, equality in place of a difference, or a difference beyond the margin in place of
+  equality; else there was too little power.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ RULES = (
     "seen in a single test with a probability of 80 %.",
     "A claim of a direction is tested one-sided. It agrees where it is shown; it disagrees where a "
     "two-sided test shows the opposite, or equality is shown. A claim of equality agrees where "
-    "equality is shown, and disagrees where a two-sided test shows a difference. Otherwise there "
-    "was too little power.",
+    "equality is shown, and disagrees where a two-sided test shows a difference beyond the margin: "
+    "one that is sure, but may be smaller than that, refutes nothing. Otherwise there was too "
+    "little power.",
     "A published figure is a claim, too. By difference: that its cell differs from the baseline in "
     "the direction in which the published means do, or is equal to it where these differ by no "
     "more than the margin. By value: that the mean here equals the printed one within the margin.",
@@ -157,6 +159,7 @@ class _Pair:
     forward: Test | None = None  # of what is expected, or two-sided
     two_sided: Test | None = None
     equivalence: Test | None = None
+    beyond: Test | None = None  # the margin: of claims of equality
     needed: int | None = None  # runs per side to see the published difference
     missing: str = ""  # why there is nothing to test
 
@@ -381,6 +384,7 @@ def _tested(
         forward=sides.test(expected),
         two_sided=sides.test("two-sided"),
         equivalence=None if margin is None else sides.equivalence(margin),
+        beyond=sides.beyond(margin) if margin is not None and draft.expect == EQUAL else None,
         needed=sides.runs_needed(wanted, study.alpha, expected),
     )
 
@@ -408,7 +412,7 @@ def _judged(outcome: Outcome, pairs: list[_Pair]) -> list[Comparison]:
     tested = [pair for pair in pairs if pair.forward is not None]
     corrected = {
         name: dict(zip(map(id, some), holm([getattr(each, name).p for each in some]), strict=True))
-        for name in ("decisive", "two_sided", "equivalence")
+        for name in ("decisive", "two_sided", "equivalence", "beyond")
         if (some := [each for each in tested if getattr(each, name) is not None])
     }
     done = []
@@ -426,7 +430,7 @@ def _with_verdict(outcome: Outcome, pair: _Pair, ps: dict[str, float | None]) ->
     decisive = pair.decisive
     assert decisive is not None
     finding = _finding(pair, ps, alpha)
-    verdict = finding if draft.family == BASELINE else _agreement(draft.expect, finding)
+    verdict = finding if draft.family == BASELINE else _agreement(pair, finding, ps, alpha)
     told = dataclasses.replace(
         draft,
         p=decisive.p,
@@ -468,7 +472,11 @@ def _sign(pair: _Pair) -> str:
     return LESS if pair.two_sided.statistic < 0 else GREATER
 
 
-def _agreement(expect: str, finding: str) -> str:
+def _agreement(pair: _Pair, finding: str, ps: dict[str, float | None], alpha: float) -> str:
     if finding == OPEN:
         return TOO_LITTLE
-    return AGREES if finding == expect else DISAGREES
+    if finding == pair.draft.expect:
+        return AGREES
+    p_beyond = ps.get("beyond")
+    is_within_perhaps = p_beyond is not None and p_beyond >= alpha
+    return TOO_LITTLE if is_within_perhaps else DISAGREES

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from flockstep.study.statistics import (
     Sample,
     Test,
+    beyond_test,
     detectable_difference,
     difference_interval,
     equivalence_test,
     mean_test,
+    paired_beyond_test,
     paired_detectable_difference,
     paired_difference_interval,
     paired_equivalence_test,
@@ -52,6 +54,11 @@ class Sides:
         if self.is_paired:
             return paired_equivalence_test(self._one, self._other, margin)
         return equivalence_test(self.a, self.b, margin)
+
+    def beyond(self, margin: float) -> Test:
+        if self.is_paired:
+            return paired_beyond_test(self._one, self._other, margin)
+        return beyond_test(self.a, self.b, margin)
 
     def interval(self) -> tuple[float, float]:
         """Of the difference, 95 %."""

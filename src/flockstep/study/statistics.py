@@ -257,6 +257,29 @@ def paired_equivalence_test(
     return replace(test, name="TOST (paired)")
 
 
+def beyond_test(a: Sample, b: Sample, margin: float) -> Test:
+    """Two one-sided Welch tests of whether the true means differ by more than `margin`, either way,
+    in the unit of the figure: a small p says that they do. Its opposite, `equivalence_test`, has p
+    large where nothing is known; so has this one.
+
+    p is twice the smaller of the two, as either may show it; the statistic belongs to that."""
+    require_number("margin", margin, above=0, finite=True)
+    _, df = _error_and_df(a, b)
+    above = _t_and_p(a, b, margin, "greater")
+    below = _t_and_p(a, b, -margin, "less")
+
+    statistic, p = min(above, below, key=lambda found: found[1])
+    name = _kind(a, b, "beyond the margin (Welch)", "beyond the margin (one-sample)")
+    return Test(name, statistic, df, min(1.0, 2 * p), "beyond")
+
+
+def paired_beyond_test(a_values: Iterable[float], b_values: Iterable[float], margin: float) -> Test:
+    """The same of the mean difference of runs that belong together pair by pair."""
+    differences = _paired_differences(a_values, b_values)
+    test = beyond_test(differences, Sample.printed(0.0), margin)
+    return replace(test, name="beyond the margin (paired)")
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values corrected for their number by Holm (1979), in the given order: with those below
     0.05 taken as found, at most 5 % of studies find anything that is not there.

@@ -28,6 +28,8 @@ def headline_of(outcome: Outcome, told: Comparison) -> str:
     gap = "" if told.difference is None else f" ({shown_difference(outcome, told.difference)})"
     if told.family == BASELINE:
         return f"{what}{gap}."
+    if told.expect == EQUAL and told.verdict == TOO_LITTLE and told.finding != OPEN:
+        gap += f"; whether by more than {margin} is open"
     claim = told.claim or f"expected: {told.cell} {_expected(told)} {told.against}"
     return f"{claim[:1].upper()}{claim[1:]}: {told.verdict}. Here {what}{gap}."
 
