@@ -64,6 +64,14 @@ def test_a_study_is_run_told_and_reported(here, flockstep, tmp_path):
     assert listed["date"].startswith("20")
 
 
+def test_runs_that_did_not_reach_the_target_are_counted_in_the_list(here, flockstep, tmp_path):
+    never = 'metric = "steps_to:2.0"\n'
+    (tmp_path / "studies" / "small.toml").write_text(never + SMALL.replace("worse", "greater"))
+    flockstep("study", "studies/small.toml")
+    listed = json.loads(flockstep("list", "studies", "--json").stdout)["studies"]["small"]
+    assert listed["n"] == 2
+
+
 def test_studies_are_listed_with_question_claim_verdict_n_and_date(here, flockstep, tmp_path):
     told = 'published_claim = "Rarely will do."\n'
     (tmp_path / "studies" / "other.toml").write_text(told + SMALL)

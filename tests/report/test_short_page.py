@@ -35,6 +35,22 @@ def test_it_has_question_claim_scaling_verdict_tables_and_picture():
     assert "What failed" not in page
 
 
+def test_where_seconds_to_a_target_are_compared_it_says_how_fast_each_cell_went():
+    page = short_page(made_up_outcome(made_up_study(metric="seconds_to:0.5"), score))
+    assert "| cell | n | median | MB sent | samples/s |" in page
+    assert "| sync_sgd | 5 of 5 | 0.1 | 5 | 6,400 |" in page  # 3,200 samples in 0.5 seconds
+
+
+def test_printed_figures_are_counted_by_themselves_and_by_what():
+    printed = [
+        {"cell": {"strategy": name}, "mean": mean, "unit": "%", "source": "Table 3"}
+        for name, mean in (("sync_sgd", 90.0), ("local_sgd(period=8)", 85.0))
+    ]
+    study = made_up_study(hypotheses=[CLAIM], published=printed, margin=0.01)
+    told = "Of 1 claim: agrees 1. Of 1 printed figure, by direction: agrees 1."
+    assert made_up_outcome(study, score).verdict == told
+
+
 def test_it_says_what_failed():
     outcome = made_up_outcome(made_up_study(), score)
     run = outcome.runs[1]

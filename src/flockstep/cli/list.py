@@ -103,7 +103,7 @@ def _study(path: Path) -> Rows:
     dates = [record.started[:10] for _, record in outcome.finished]
     return row | {
         "verdict": outcome.verdict,
-        "n": min((each.n for each in outcome.cells), default=0),
+        "n": min((len(each.values) for each in outcome.cells), default=0),
         "date": max(dates, default=""),
     }
 

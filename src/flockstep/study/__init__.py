@@ -13,7 +13,7 @@ from flockstep.study.comparing import compare, comparison
 from flockstep.study.declaration import Hypothesis, PrintedTest, Published, Study
 from flockstep.study.figures import shown_duration, shown_figure, shown_p
 from flockstep.study.formats import FORMATS, require_report_path
-from flockstep.study.metrics import is_cost, is_score, value_of
+from flockstep.study.metrics import THROUGHPUT, is_cost, is_score, value_of
 from flockstep.study.outcome import DECLARATION, Outcome, load_outcome
 from flockstep.study.plan import Plan, planned
 from flockstep.study.planning import PlannedRun, score_to_pick_by
@@ -54,6 +54,7 @@ __all__ = [
     "FORMATS",
     "RULES",
     "TESTS",
+    "THROUGHPUT",
     "Cell",
     "CellSummary",
     "Comparison",

@@ -161,11 +161,13 @@ class Outcome:
         the same two cells as a claim. Where nothing is claimed, what was found.
         """
         told = []
-        for family, plural in ((HYPOTHESIS, "claims"), (PUBLISHED, "printed figures")):
+        how = ", by direction" if self.study.published_by == "difference" else ""
+        families = ((HYPOTHESIS, "claims", ""), (PUBLISHED, "printed figures", how))
+        for family, plural, by in families:
             verdicts = [each.verdict for each in self.claims if each.family == family]
             if verdicts:
                 name = plural if len(verdicts) > 1 else plural[:-1]
-                told.append(f"Of {len(verdicts)} {name}: {_listed(Counter(verdicts))}.")
+                told.append(f"Of {len(verdicts)} {name}{by}: {_listed(Counter(verdicts))}.")
         if told:
             return " ".join(told)
         found = Counter(each.finding for each in self.comparisons)

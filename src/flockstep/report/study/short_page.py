@@ -12,7 +12,15 @@ from flockstep.report.page import TableView
 from flockstep.report.study.for_papers import markdown_rows, write_picture, write_text
 from flockstep.report.study.scale import Scale
 from flockstep.report.study.winners import map_table
-from flockstep.study import Comparison, Outcome, PlannedRun, Record, Study, is_cost
+from flockstep.study import (
+    THROUGHPUT,
+    Comparison,
+    Outcome,
+    PlannedRun,
+    Record,
+    Study,
+    is_cost,
+)
 from flockstep.units import shown_number
 
 PAGE, PICTURE = "page.md", "page.png"
@@ -96,7 +104,9 @@ def _claims_table(outcome: Outcome, claims: list[Comparison]) -> TableView:
 def _cells_table(outcome: Outcome) -> TableView:
     scale = Scale(outcome, outcome.study.metric)
     centre = "median" if is_cost(outcome.study.metric) else "mean"
-    columns = ["cell", "n", centre, "deviation", "MB sent", *(["lr"] if outcome.picks else [])]
+    is_of_speed = outcome.study.metric.startswith("seconds_to")
+    columns = ["cell", "n", centre, "deviation", "MB sent"]
+    columns += [*(["samples/s"] if is_of_speed else []), *(["lr"] if outcome.picks else [])]
     rows = []
     for each in outcome.cells:
         deviation = None if each.sample is None else each.sample.deviation
@@ -104,6 +114,9 @@ def _cells_table(outcome: Outcome) -> TableView:
         sent = [value for value in outcome.values(each.cell, "bytes_sent").values() if value]
         megabytes = fmean(sent) / 1e6 if sent else None
         row = [each.cell.label, n, scale.of(each.mean), scale.of(deviation), megabytes]
+        if is_of_speed:
+            speeds = [value for value in outcome.values(each.cell, THROUGHPUT).values() if value]
+            row.append(fmean(speeds) if speeds else None)
         rows.append([*row, outcome.picks[each.cell.label].lr] if outcome.picks else row)
     told = f"{scale.title}, {'higher' if outcome.study.higher_is_better else 'lower'} is better."
     if outcome.picks:
