@@ -81,7 +81,7 @@ def test_studies_are_listed_with_question_claim_verdict_n_and_date(here, flockst
     date = outcome.finished[0][1].started[:10]
     assert "small: How rarely?" in listed
     assert "Published: somebody, Table 1" in listed
-    assert f"Verdict: {outcome.verdict}, n = 2, {date}" in " ".join(listed.split())
+    assert f"Verdict: {outcome.verdict} n = 2, {date}" in " ".join(listed.split())
     assert "Published: Rarely will do." in listed
     assert "Verdict: not run" in listed
 

@@ -133,7 +133,7 @@ def in_paragraphs(studies: Rows) -> Table:
     table.add_column("study", overflow="fold")
 
     for name, row in studies.items():
-        made = f", n = {row['n']}, {row['date']}" if row["date"] else ""
+        made = f" n = {row['n']}, {row['date']}" if row["date"] else ""
         table.add_row(Text.assemble((name, "bold"), f": {row['question']}"))
         if row["published"]:
             table.add_row(Padding(Text(f"Published: {row['published']}"), (0, 0, 0, 4)))
