@@ -259,8 +259,8 @@ def paired_equivalence_test(
 
 def beyond_test(a: Sample, b: Sample, margin: float) -> Test:
     """Two one-sided Welch tests of whether the true means differ by more than `margin`, either way,
-    in the unit of the figure: a small p says that they do. Its opposite, `equivalence_test`, has p
-    large where nothing is known; so has this one.
+    in the unit of the figure: a small p says that they do. A large one does not say that they
+    differ by less: `equivalence_test` asks that.
 
     p is twice the smaller of the two, as either may show it; the statistic belongs to that."""
     require_number("margin", margin, above=0, finite=True)
