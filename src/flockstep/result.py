@@ -47,6 +47,7 @@ class Look(Mapping[str, Any]):
         loss, accuracy: of the representative, the model that stands for the run at this moment, on
             the validation data where the task has some, else on the test data; `accuracy` is what
             the task's metric gives, whatever that is.
+        train_accuracy: the same of 4,096 of the training data, or of all, if there are fewer.
         replicas_mean, replicas_max, replicas_min: the accuracy of the workers' own replicas.
         spread: the root mean square distance of the replicas from their centre.
         distance_mean: the mean over all pairs of replicas of their Euclidean distance.
@@ -70,6 +71,7 @@ class Look(Mapping[str, Any]):
     train_loss: float | None = None
     loss: float | None = None
     accuracy: float | None = None
+    train_accuracy: float | None = None
     replicas_mean: float | None = None
     replicas_max: float | None = None
     replicas_min: float | None = None

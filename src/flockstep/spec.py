@@ -45,7 +45,16 @@ LOOK_AT = ("due", "synchronisation")
 RECALIBRATION_SAMPLES = 4096
 SIMULATED = ("network", "compute", "lanes", "faults")  # settings of the simulator
 BUDGETS = ("epochs", "steps", "seconds", "bytes")
-MEASURES = ("replicas", "spread", "distance", "staleness", "time", "positions", "flatness")
+MEASURES = (
+    "replicas",
+    "spread",
+    "distance",
+    "staleness",
+    "time",
+    "positions",
+    "flatness",
+    "training",
+)
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,9 @@ class RunSpec:
             of all replicas from there on, which the strategy must have. Looks for which the same
             one comes next are one.
         measure: what looks show besides: "replicas", "spread", "distance", "staleness", "time",
-            "positions"; and "flatness": what metrics say of the final model with noise on its
-            parameters.
+            "positions"; "training": how good the representative is on training data, 4,096 of
+            them, evenly spaced and without the augmentation of `fs.InMemory`; and "flatness": what
+            metrics say of the final model with noise on its parameters.
         recalibrate: on how many samples of the training data, evenly spaced and without the
             augmentation of `fs.InMemory`, the statistics of batch normalisation are computed anew
             for the model that stands for the run, at looks and at the end; True: 4,096; False: they

@@ -191,6 +191,7 @@ class Study:
         seeds: how many, from 0, or a list of them.
         metric: a key of `result.metrics`, or "accuracy", "loss", "best_accuracy", "best_loss" of
             what looks are scored on.
+        also_shown: other metrics, whose means stand beside it in tables; nothing is tested.
         direction: whether "higher" or "lower" is better.
         baseline: the levels that all others are compared with; the first of the strategies, or of
             the first axis, unless told.
@@ -228,6 +229,7 @@ class Study:
     exclude: Sequence[Mapping[str, Any]] = ()
     seeds: int | Sequence[int] = DEFAULT_SEEDS
     metric: str = "test_accuracy"
+    also_shown: Sequence[str] = ()
     direction: str | None = None
     baseline: Mapping[str, Any] | None = None
     hypotheses: Sequence[Hypothesis | Mapping[str, Any]] = ()
@@ -399,6 +401,7 @@ class Study:
         require(is_file_name, "name", "be one that a folder can have", self.name)
         self._check_seeds()
         require_metric(self.metric)
+        self._check_also_shown()
         if self.direction is not None:
             require_choice("direction", self.direction, DIRECTIONS)
         require_choice("test", self.test, TESTS)
@@ -413,6 +416,15 @@ class Study:
             require_number("margin", self.margin, above=0, finite=True)
         if self.budget is not None:
             self._check_budget(self.budget)
+
+    def _check_also_shown(self) -> None:
+        rule = "be a list of metrics that are means over runs"
+        is_list = isinstance(self.also_shown, list | tuple)
+        require(is_list, "also_shown", rule, self.also_shown)
+        for name in self.also_shown:
+            require_metric(name)
+            require(not is_cost(name), "also_shown", rule, name)
+        self._set("also_shown", tuple(self.also_shown))
 
     def _check_seeds(self) -> None:
         seeds = self.seeds

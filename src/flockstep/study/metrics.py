@@ -27,6 +27,7 @@ OF_RUNS = (
     "test_accuracy",
     "test_loss",
     "train_loss",
+    "train_accuracy",
     "seconds",
     "wall_seconds",
     "bytes_sent",
@@ -59,6 +60,7 @@ OF_LOOKS = (
 METRICS = (*OF_RUNS, *LIMITS, *OF_LOOKS)
 SCORES = (
     "test_accuracy",
+    "train_accuracy",
     "accuracy",
     "best_accuracy",
     *REPLICA_SCORES,
@@ -77,6 +79,7 @@ NEEDS = {
     **dict.fromkeys(REPLICA_SCORES, "replicas"),
     **dict.fromkeys((f"test_{name}" for name in REPLICA_SCORES), "replicas"),
     **dict.fromkeys(OF_NOISE, "flatness"),
+    "train_accuracy": "training",
 }
 
 

@@ -102,6 +102,11 @@ class Outcome:
         """The figures of a cell's finished runs, by seed."""
         return {record.seed: self.value(record, metric) for record in self.records_of(cell)}
 
+    def mean_of(self, cell: Cell, metric: str) -> float | None:
+        """Over the finished runs of a cell that have it."""
+        known = [value for value in self.values(cell, metric).values() if value is not None]
+        return sum(known) / len(known) if known else None
+
     def limit(self, record: Record, metric: str) -> float:
         """How far a run had come that did not reach the target."""
         return cost_so_far(metric, record.history[-1])

@@ -160,11 +160,13 @@ def require_written(study: Study) -> None:
 
 
 def require_one_score(study: Study) -> None:
-    """All cells have the same score, if that is what is compared."""
-    needed = NEEDS.get(study.metric)
-    for cell in study.cells:
-        is_measured = needed is None or needed in cell.spec(0).measure
-        require(is_measured, "metric", f"be measured: measure = {needed!r}", study.metric)
+    """All cells have the same score, if that is what is compared, and measure what is shown."""
+    shown = (("metric", study.metric), *(("also_shown", each) for each in study.also_shown))
+    for field, metric in shown:
+        needed = NEEDS.get(metric)
+        for cell in study.cells:
+            is_measured = needed is None or needed in cell.spec(0).measure
+            require(is_measured, field, f"be measured: measure = {needed!r}", metric)
     if not is_score(study.metric):
         return
     names: dict[str, str] = {}

@@ -334,6 +334,10 @@ class Board:
         loss, accuracy = self._scores(shown, worker)
         look = table.look(job.epoch_at(worker, table), pending.seconds)
         look = replace(look, loss=loss, accuracy=accuracy, **of_table(table, measure))
+        if job.training_sample is not None:
+            with torch.random.fork_rng(devices=[]):  # what the data draw is nothing to the run
+                _, known = self._scores(shown, worker, job.training_sample)
+            look = replace(look, train_accuracy=known)
         if "replicas" in measure:
             scores = [self._scores(each.replica, worker)[1] for each in copies]
             look = replace(look, **of_replicas(scores))
@@ -352,10 +356,11 @@ class Board:
         if self.final is None and job.is_reached_by(look):
             self.final = Final(look, table, shown)
 
-    def _scores(self, state: Tensor, worker: Worker) -> tuple[float, float]:
+    def _scores(self, state: Tensor, worker: Worker, data: Any = None) -> tuple[float, float]:
+        task = self._job.task
         model, flat = self._own_model(worker)
         flat.state.copy_(state)
-        return self._job.task.evaluate(model, self._job.task.watched)
+        return task.evaluate(model, task.watched if data is None else data)
 
     def _own_model(self, worker: Worker) -> tuple[nn.Module, FlatModel]:
         """One in which others are judged."""

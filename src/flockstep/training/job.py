@@ -76,6 +76,7 @@ class Job:
         also_measured: what looks show besides what the spec asks for.
         recalibration: the data on which the statistics of batch normalisation are computed anew for
             the model that stands for the run; None: they are as training has left them.
+        training_sample: the training data on which that model is scored, too; None: it is not.
     """
 
     spec: RunSpec
@@ -93,6 +94,7 @@ class Job:
     tells_looks: bool = False
     also_measured: tuple[str, ...] = ()
     recalibration: Any = field(default=None, repr=False)
+    training_sample: Any = field(default=None, repr=False)
     board: Board | None = field(default=None, repr=False)
     snapshots: Snapshots | None = field(default=None, repr=False)
 

@@ -185,7 +185,7 @@ class Observer(ABC):
         if job.recalibration is not None:
             shown = recalibrated_together(worker, shown, job.recalibration)
         look = table.look(job.epoch_at(worker, table), seconds)
-        look = judged(worker, job.task, table, look, shown, job.measure)
+        look = judged(worker, job, table, look, shown)
         self.history.append(look)
         if job.tells_looks and worker.comm.rank == table.ranks[0]:
             tell_look(worker.comm, look)

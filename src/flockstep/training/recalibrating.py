@@ -6,25 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
-from flockstep.data import is_stream, source_of
-from flockstep.fields import require
 from flockstep.flat import FlatTensors, outside_tensors
 from flockstep.models import recalibrate
 from flockstep.randomness import Purpose, drawing_from
 from flockstep.worker import Worker
-
-
-def recalibration_data(train: Any, samples: int) -> Any:
-    """So many of the training samples, evenly spaced, since data may be sorted; None of 0."""
-    if not samples:
-        return None
-    rule = "be False where the training data are a stream, which would be used up"
-    require(not is_stream(train), "recalibrate", rule, samples)
-    known = source_of(train).samples
-    count = min(samples, known)
-    return Subset(train, [number * known // count for number in range(count)])
 
 
 def with_own_statistics(model: nn.Module, data: Any) -> None:

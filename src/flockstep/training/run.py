@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from flockstep.errors import CheckpointError, InvalidField, WorkerLost, unknown_
 from flockstep.fields import require, require_flag, require_path
 from flockstep.intervals import Interval
 from flockstep.launch import BACKENDS, launch, make_backend
+from flockstep.randomness import Purpose, drawing_from
 from flockstep.result import Look, Result, described
 from flockstep.spec import SIMULATED, RunSpec
 from flockstep.strategies import Strategy
@@ -305,7 +306,10 @@ def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) 
         with_own_statistics(model, job.recalibration)
     loss, accuracy = job.task.evaluate(model)
     metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
-    history = _history(job, report, model, (loss, accuracy))
+    if job.training_sample is not None:
+        with drawing_from(Purpose.RECALIBRATION, 0):
+            _, metrics["train_accuracy"] = job.task.evaluate(model, job.training_sample)
+    history = _history(job, report, model, metrics)
     if job.spec.target is not None:
         metrics |= _to_target(job, history)
     if "flatness" in job.spec.measure:
@@ -317,7 +321,7 @@ def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) 
 
 
 def _history(
-    job: Job, report: dict[str, Any], model: torch.nn.Module, on_test: tuple[float, float]
+    job: Job, report: dict[str, Any], model: torch.nn.Module, metrics: Mapping[str, Any]
 ) -> list[Look]:
     """All looks. The last one is of the final model."""
     looks = [Look(**row) for row in report["history"]]
@@ -327,8 +331,11 @@ def _history(
         reached = next(place for place, look in enumerate(looks) if job.is_reached_by(look))
         return looks[: reached + 1]  # others may have been under way
     watched = job.task.watched
-    loss, accuracy = on_test if watched is job.task.test else job.task.evaluate(model, watched)
-    last = Look(**report["last_look"] | {"loss": loss, "accuracy": accuracy})
+    loss, accuracy = metrics["test_loss"], metrics["test_accuracy"]
+    if watched is not job.task.test:
+        loss, accuracy = job.task.evaluate(model, watched)
+    scores = {"loss": loss, "accuracy": accuracy, "train_accuracy": metrics.get("train_accuracy")}
+    last = Look(**report["last_look"] | scores)
     if looks and _is_of_the_end(job, looks[-1], last):
         before = looks.pop()
         last = replace(last, train_loss=before.train_loss)

@@ -14,23 +14,26 @@ from flockstep.result import Look
 from flockstep.tasks import Task, mean_scores
 from flockstep.training.distances import of_replicas_of_all
 from flockstep.training.figures import Table
+from flockstep.training.job import Job
 from flockstep.training.positions import position_of
 from flockstep.worker import Worker
 
 
-def judged(
-    worker: Worker, task: Task, table: Table, look: Look, shown: Tensor, measure: Sequence[str]
-) -> Look:
+def judged(worker: Worker, job: Job, table: Table, look: Look, shown: Tensor) -> Look:
     """The look with the scores of the model whose state is `shown`, and what else is measured.
 
     All workers call it together: they share the work, and all of them know the outcome.
     """
+    task, known = job.task, None
     with shown_in(worker, shown):
-        loss, accuracy = mean_scores(_rows_of_all(worker, task))
-    look = replace(look, loss=loss, accuracy=accuracy)
+        loss, accuracy = mean_scores(_rows_of_all(worker, task, task.watched))
+        if job.training_sample is not None:
+            with torch.random.fork_rng(devices=[]):  # what the data draw is nothing to the run
+                _, known = mean_scores(_rows_of_all(worker, task, job.training_sample))
+    look = replace(look, loss=loss, accuracy=accuracy, train_accuracy=known)
     with shown_in(worker, worker.replica()):
-        found = of_all_replicas(worker, task, measure)
-    return replace(look, **found, **of_table(table, measure))
+        found = of_all_replicas(worker, task, job.measure)
+    return replace(look, **found, **of_table(table, job.measure))
 
 
 class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
@@ -53,7 +56,7 @@ class shown_in:  # noqa: N801  reads as a phrase: `with shown_in(worker, state)`
             self._flat.copy_(self._own)
 
 
-def _rows_of_all(worker: Worker, task: Task) -> Tensor:
+def _rows_of_all(worker: Worker, task: Task, data: Any) -> Tensor:
     """The scores of all batches, each by one of the workers."""
     comm, rows = worker.comm, None
     while rows is None or not bool(
@@ -61,7 +64,7 @@ def _rows_of_all(worker: Worker, task: Task) -> Tensor:
     ):  # who was lost leaves its batches undone
         members = comm.all_gather(torch.empty(0)).ranks  # the same on all, whoever is lost
         place = members.index(comm.rank)
-        own = task.scores(worker.model, task.watched, place, len(members))
+        own = task.scores(worker.model, data, place, len(members))
         rows = comm.all_reduce(own)
     return rows
 

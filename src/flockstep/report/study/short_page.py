@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
 
 from flockstep.report.page import TableView
 from flockstep.report.study.for_papers import markdown_rows, write_picture, write_text
@@ -98,6 +97,8 @@ def _claims_table(outcome: Outcome, claims: list[Comparison]) -> TableView:
     note += f"{outcome.study.alpha:g}"
     if outcome.study.margin is not None:
         note += f"; equal means within ±{shown_number(outcome.study.margin * scale.factor)}"
+    if is_cost(outcome.study.metric):
+        note += "; for a log-rank test no smallest difference that could have been seen is told"
     return TableView("", columns, rows, f"{note}.")
 
 
@@ -105,22 +106,26 @@ def _cells_table(outcome: Outcome) -> TableView:
     scale = Scale(outcome, outcome.study.metric)
     centre = "median" if is_cost(outcome.study.metric) else "mean"
     is_of_speed = outcome.study.metric.startswith("seconds_to")
-    columns = ["cell", "n", centre, "deviation", "MB sent"]
-    columns += [*(["samples/s"] if is_of_speed else []), *(["lr"] if outcome.picks else [])]
+    others = {name: Scale(outcome, name) for name in outcome.study.also_shown}
+    columns = ["cell", "n", centre, "deviation", *(each.title for each in others.values())]
+    columns += ["MB sent", *(["samples/s"] if is_of_speed else [])]
+    columns += ["lr"] if outcome.picks else []
     rows = []
     for each in outcome.cells:
         deviation = None if each.sample is None else each.sample.deviation
         n = f"{each.times.reached} of {each.times.n}" if each.times is not None else str(each.n)
-        sent = [value for value in outcome.values(each.cell, "bytes_sent").values() if value]
-        megabytes = fmean(sent) / 1e6 if sent else None
-        row = [each.cell.label, n, scale.of(each.mean), scale.of(deviation), megabytes]
+        sent = outcome.mean_of(each.cell, "bytes_sent")
+        row = [each.cell.label, n, scale.of(each.mean), scale.of(deviation)]
+        row += [other.of(outcome.mean_of(each.cell, name)) for name, other in others.items()]
+        row.append(sent / 1e6 if sent else None)
         if is_of_speed:
-            speeds = [value for value in outcome.values(each.cell, THROUGHPUT).values() if value]
-            row.append(fmean(speeds) if speeds else None)
+            row.append(outcome.mean_of(each.cell, THROUGHPUT))
         rows.append([*row, outcome.picks[each.cell.label].lr] if outcome.picks else row)
     told = f"{scale.title}, {'higher' if outcome.study.higher_is_better else 'lower'} is better."
     if outcome.picks:
         told += " Every cell had the same learning rates to pick from, by validation data."
+        edges = [label for label, pick in outcome.picks.items() if pick.is_at_the_edge]
+        told += f" At the edge of those tried: {'; '.join(edges)}." if edges else ""
     return TableView("", columns, rows, told)
 
 

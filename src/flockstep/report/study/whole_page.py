@@ -219,17 +219,13 @@ def result_tables(outcome: Outcome) -> list[TableView]:
 def _cells_table(outcome: Outcome) -> TableView:
     scale = Scale(outcome, outcome.study.metric)
     costs = ("seconds", "bytes_sent", "steps", "samples", "wall_seconds")
-    scales = {name: Scale(outcome, name) for name in costs}
-    columns = [*SUMMARY_COLUMNS, "failed", *(scales[name].title for name in costs)]
+    means = (*outcome.study.also_shown, *costs)
+    scales = {name: Scale(outcome, name) for name in means}
+    columns = [*SUMMARY_COLUMNS, "failed", *(scales[name].title for name in means)]
     rows: Rows = []
     for each in outcome.cells:
-        records = outcome.records_of(each.cell)
-        means = []
-        for name in costs:
-            values = [record.metrics.get(name) for record in records]
-            known = [value for value in values if value is not None]
-            means.append(scales[name].of(sum(known) / len(known)) if known else None)
-        rows.append([*summary_row(each, scale), each.failed, *means])
+        shown = [scales[name].of(outcome.mean_of(each.cell, name)) for name in means]
+        rows.append([*summary_row(each, scale), each.failed, *shown])
     centre = "medians" if is_cost(outcome.study.metric) else "means"
     note = f"{scale.title}; {centre} over the runs of each cell. Costs are means."
     return TableView("Cells", columns, rows, note, key="cells")
