@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "results.md").read_text()
 
 @pytest.fixture(scope="module")
 def result() -> fs.Result:
-    measure = "replicas,spread,distance,staleness,time,positions,flatness"
+    measure = "replicas,spread,distance,staleness,time,positions,flatness,training"
     return fs.run("digits-mlp", "ea_wild", 2, steps=6, look_every=3, measure=measure, target=2.0)
 
 

@@ -144,6 +144,14 @@ def test_a_dry_run_lists_runs_and_how_long_they_take(here, flockstep, tmp_path):
     assert len(here.orders) == 2
 
 
+def test_a_dry_run_says_that_runs_may_end_at_their_target(here, flockstep, tmp_path):
+    path = tmp_path / "studies" / "small.toml"
+    path.write_text(SMALL.replace("[axes]", "target = 0.5\n[axes]"))
+    done = flockstep("study", "studies/small.toml", "--dry-run")
+    assert "4 of them to do: at most about" in done.stdout
+    assert "as runs end at their target, with" in done.stdout
+
+
 def test_a_study_with_failures_ends_with_an_exit_code(here, flockstep, tmp_path):
     path = tmp_path / "studies" / "small.toml"
     path.write_text(SMALL.replace("[axes]", "lr = 1e30\n[axes]"))

@@ -7,7 +7,7 @@ import dataclasses
 from matplotlib.image import imread
 from tests.support.outcomes import made_up_outcome, made_up_study
 
-from flockstep.report.study.for_papers import write_picture
+from flockstep.report.study.for_papers import lines_drawn, write_picture
 from flockstep.report.study.short_page import short_page
 
 TOLD = {"published_claim": "Local steps cost nothing.", "scaling": "Four workers."}
@@ -41,6 +41,31 @@ def test_where_seconds_to_a_target_are_compared_it_says_how_fast_each_cell_went(
     assert "| sync_sgd | 5 of 5 | 0.1 | 5 | 6,400 |" in page  # 3,200 samples in 0.5 seconds
 
 
+def test_of_costs_to_a_target_it_says_why_no_detectable_difference_is_told():
+    costs = made_up_outcome(made_up_study(metric="seconds_to:0.5", hypotheses=[CLAIM]), score)
+    scores = made_up_outcome(made_up_study(hypotheses=[CLAIM]), score)
+    told = "for a log-rank test no smallest difference that could have been seen is told"
+    assert told in short_page(costs)
+    assert told not in short_page(scores)
+    assert "could have seen" in short_page(scores)
+
+
+def test_other_metrics_stand_beside_the_study_s_own():
+    study = made_up_study(also_shown=["steps", "train_accuracy"])
+    page = short_page(made_up_outcome(study, score))  # whose runs do not know the second
+    assert "| cell | n | mean | deviation | steps | MB sent |" in page
+    assert "| local_sgd(period=8) | 5 | 80.2 | 0.1581 | 50 | 5 |" in page
+
+
+def test_it_names_rates_at_the_edge_of_those_tried():
+    outcome = made_up_outcome(made_up_study(tune={"lr": [0.1, 0.2]}), score)
+    page = short_page(outcome)
+    edges = [label for label, pick in outcome.picks.items() if pick.is_at_the_edge]
+    assert edges
+    assert f"At the edge of those tried: {'; '.join(edges)}." in page
+    assert "edge" not in short_page(made_up_outcome(made_up_study(), score))
+
+
 def test_printed_figures_are_counted_by_themselves_and_by_what():
     printed = [
         {"cell": {"strategy": name}, "mean": mean, "unit": "%", "source": "Table 3"}
@@ -72,3 +97,19 @@ def test_the_picture_has_curves_only_where_runs_were_looked_at_on_their_way(tmp_
     write_picture(dataclasses.replace(outcome, records=ends), tmp_path / "ends.png")
     widths = [imread(tmp_path / f"{name}.png").shape[1] for name in ("curves", "ends")]
     assert widths[0] > 1.5 * widths[1]
+
+
+def test_the_picture_draws_training_scores_where_all_looks_have_them(tmp_path):
+    outcome = made_up_outcome(made_up_study(), score)
+    known = {
+        name: dataclasses.replace(
+            record, history=[look | {"train_accuracy": 0.99} for look in record.history]
+        )
+        for name, record in outcome.records.items()
+    }
+    measured = dataclasses.replace(outcome, records=known)
+    assert lines_drawn(measured) == (("accuracy", "steps"), ("train_accuracy", "steps"))
+    assert lines_drawn(outcome) == (("accuracy", "seconds"), ("accuracy", "bytes"))
+    write_picture(measured, tmp_path / "known.png")
+    write_picture(outcome, tmp_path / "plain.png")
+    assert (tmp_path / "known.png").read_bytes() != (tmp_path / "plain.png").read_bytes()

@@ -152,6 +152,27 @@ def usable_cores_here(model, batch):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_one_job_goes_where_no_other_program_stays():
+    """As two studies with one job each that run side by side."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    stays = f"import os; os.sched_setaffinity(0, {{{first}}}); print(flush=True); input()"
+    crowd = []
+    try:
+        for _ in range(5):  # more than whatever else may stay on a core
+            arguments = [sys.executable, "-c", stays]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            crowd.append(subprocess.Popen(arguments, **pipes))
+            crowd[-1].stdout.readline()
+        assert study_jobs.least_taken([first, *others])[-1] == first
+        with study_jobs.Jobs(1) as jobs:
+            list(jobs.run([Order("a", STUDY.cells[0].spec(0))], [], lambda: None))
+            assert jobs._jobs[0].core in others
+    finally:
+        for each in crowd:
+            each.communicate(b"\n")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
 def test_simulated_runs_stay_on_one_core_and_others_have_all():
     digits = fs.task("digits-mlp")
     task = dataclasses.replace(digits, name="cores", metric=usable_cores_here)

@@ -67,3 +67,20 @@ def test_a_study_compares_what_runs_lose_to_noise_if_they_measure_it():
         run = fs.run(cell.spec(0)).metrics
         lost = run["test_accuracy"] - run["test_accuracy_noise_0.5"]
         assert outcome.values(cell) == {0: lost}
+
+
+def test_what_is_shown_beside_the_metric_must_be_a_mean_and_measured():
+    base = {"task": "digits-mlp", "steps": 4, "strategy": "independent"}
+
+    def study(*names):
+        return fs.Study("Known?", base, {"workers": [1, 2]}, seeds=1, also_shown=names)
+
+    with pytest.raises(fs.FlockstepError, match="unknown metric 'tset_loss'; did you mean"):
+        study("tset_loss")
+    rule = "'also_shown' must be a list of metrics that are means over runs"
+    with pytest.raises(ValueError, match=rule):
+        study("seconds_to_target")
+    with pytest.raises(ValueError, match=rule):
+        fs.Study("Known?", base, {"workers": [1, 2]}, seeds=1, also_shown="test_loss")
+    with pytest.raises(ValueError, match="'also_shown' must be measured: measure = 'training'"):
+        study("test_loss", "train_accuracy").run()

@@ -73,6 +73,57 @@ def test_replicas_that_were_not_asked_for_are_not_scored():
     assert not any("replicas" in name for name in short(fs.LocalSGD(7)).metrics)
 
 
+# ---- How well the training data are known
+
+
+@pytest.mark.parametrize("strategy", [fs.LocalSGD(7), fs.EAWild(period=3)])
+def test_the_representative_is_scored_on_training_data_and_the_run_is_the_same(strategy):
+    plain = short(strategy, look_every="10 steps", validation=0.2)
+    result = short(strategy, look_every="10 steps", validation=0.2, measure="training")
+    task = dataclasses.replace(TASKS["digits-mlp"], validation=0.2).loaded()
+    known = task.evaluate(result.model, task.train)[1]  # fewer than 4,096
+    assert result.metrics["train_accuracy"] == result.history[-1].train_accuracy == known
+    assert all(0 < look.train_accuracy < 1 for look in result.history)
+    assert result.history[0].train_accuracy != result.history[0].accuracy
+    assert [look.accuracy for look in result.history] == [look.accuracy for look in plain.history]
+    assert "train_accuracy" not in plain.metrics
+
+
+def test_real_workers_score_training_data_together(backend):
+    result = short(fs.SyncSGD(), 2, look_every="10 steps", measure="training", backend=backend)
+    simulated = short(fs.SyncSGD(), 2, look_every="10 steps", measure="training")
+    told = [[look.train_accuracy for look in each.history] for each in (result, simulated)]
+    assert told[0] == pytest.approx(told[1], abs=0.002)
+
+
+def test_training_data_are_scored_as_they_are_and_at_most_4096_of_them():
+    seen = []
+
+    def bright(random, pictures, labels):
+        return torch.full_like(pictures, 9.0), labels
+
+    def metric(model, batch):
+        seen.append((len(batch[1]), float(batch[0].max())))
+        return fs.classification_accuracy(model, batch)
+
+    rows = fs.InMemory(torch.rand(5_000, 64), torch.randint(10, (5_000,)), augment=bright)
+    task = dataclasses.replace(TASKS["digits-mlp"], train=rows, metric=metric)
+    fs.run(task, fs.SyncSGD(), 2, steps=2, batch_size=8, look_every="5 steps", measure="training")
+    assert sum(count for count, _ in seen if count != 360) == 4_096  # 360 are the test data
+    assert all(brightest <= 1 for _, brightest in seen)
+
+
+def test_a_stream_of_training_data_cannot_be_scored():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.rand(64), 1
+
+    task = dataclasses.replace(TASKS["digits-mlp"], train=Endless())
+    with pytest.raises(ValueError, match="'measure' must be without 'training' where the training"):
+        fs.run(task, fs.SyncSGD(), 2, steps=2, measure="training")
+
+
 # ---- Distances
 
 

@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import IO, Any
 
 import cloudpickle
@@ -102,6 +104,20 @@ class Job:
             return self._process.wait()
 
 
+def least_taken(cores: Sequence[int]) -> list[int]:
+    """Those first on which the fewest programs stay, as a job of another study may. Where the
+    system does not tell, they are as they were.
+    """
+    taken = Counter[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            is_program = (process / "cmdline").read_bytes() != b""  # and not the kernel's own
+            allowed = os.sched_getaffinity(int(process.name))
+            if is_program and len(allowed) == 1:
+                taken.update(allowed)
+    return sorted(cores, key=lambda core: taken[core])
+
+
 class Jobs:
     """So many jobs, for the length of a `with`."""
 
@@ -110,7 +126,7 @@ class Jobs:
             raise FlockstepError("the jobs of a study need Linux or another POSIX system")
         self._count = count
         self._jobs: list[Job] = []
-        cores = usable_core_numbers()
+        cores = least_taken(usable_core_numbers())
         self._cores = cores if count <= len(cores) else []  # else the system divides them better
 
     def __enter__(self) -> Jobs:

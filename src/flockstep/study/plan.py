@@ -27,6 +27,11 @@ class Plan:
     rows: list[tuple[PlannedRun, bool, float | None]]
     unknown: int = 0
 
+    @property
+    def may_end_early(self) -> bool:
+        """Whether runs end where they reach a target, which nobody can foretell."""
+        return any(run.spec.target is not None for run, is_done, _ in self.rows if not is_done)
+
     def seconds(self, jobs: int) -> float | None:
         """Until all is done, with so many runs side by side; None where nobody can tell."""
         known = [seconds for _, is_done, seconds in self.rows if not is_done]

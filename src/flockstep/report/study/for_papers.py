@@ -80,23 +80,32 @@ def write_text(path: Path, text: str) -> None:
 
 def write_picture(outcome: Outcome, path: Path) -> None:
     """Final scores with their intervals, and the scores against seconds and bytes where runs were
-    looked at on their way.
+    looked at on their way; against steps, if looks have the training data's score beside.
     """
     cells = [each for each in outcome.cells if each.mean is not None]
-    has_curves = any(len(record.history) > 1 for _, record in outcome.finished)
-    width, against = (15, ("seconds", "bytes")) if has_curves else (9, ())
-    figure = new_figure(path, "report", width, max(3, 1.8 + 0.32 * len(cells)))
-    scores, *curves = figure.subplots(1, 1 + len(against), squeeze=False)[0]
+    lines = lines_drawn(outcome)
+    figure = new_figure(path, "report", 15 if lines else 9, max(3, 1.8 + 0.32 * len(cells)))
+    scores, *curves = figure.subplots(1, 1 + len(lines), squeeze=False)[0]
     figure.suptitle(outcome.study.question)
     _draw_scores(scores, outcome, cells)
-    for panel, name in zip(curves, against, strict=True):
-        _draw_curves(panel, outcome, name)
+    for panel, (score, against) in zip(curves, lines, strict=True):
+        _draw_curves(panel, outcome, score, against)
     for panel in (scores, *curves):
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     if curves and cells:
         curves[-1].legend(frameon=False, fontsize="small")
     save_figure(figure, path, "report")
+
+
+def lines_drawn(outcome: Outcome) -> tuple[tuple[str, str], ...]:
+    """Which scores are drawn, and against what."""
+    looks = [record.history for _, record in outcome.finished if len(record.history) > 1]
+    if not looks:
+        return ()
+    if all("train_accuracy" in look for history in looks for look in history):
+        return (("accuracy", "steps"), ("train_accuracy", "steps"))
+    return (("accuracy", "seconds"), ("accuracy", "bytes"))
 
 
 def _draw_scores(panel: Axes, outcome: Outcome, cells: Sequence[Any]) -> None:
@@ -113,11 +122,11 @@ def _draw_scores(panel: Axes, outcome: Outcome, cells: Sequence[Any]) -> None:
     panel.set_xlabel(f"{scale.title}, {kind}")
 
 
-def _draw_curves(panel: Axes, outcome: Outcome, name: str) -> None:
-    field, factor, title = AGAINST[name]
-    scale = Scale(outcome, "accuracy")
+def _draw_curves(panel: Axes, outcome: Outcome, score: str, against: str) -> None:
+    field, factor, title = AGAINST[against]
+    scale = Scale(outcome, score)
     for cell in outcome.study.cells[:MOST_LINES]:
-        line = curve_of(outcome.records_of(cell), field, factor)
+        line = curve_of(outcome.records_of(cell), field, factor, score=score)
         if line is None:
             continue
         xs, mean, half = line

@@ -253,15 +253,19 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def curve_of(
-    records: Sequence[Record], field: str, factor: float, most: int = GRID_POINTS
+    records: Sequence[Record],
+    field: str,
+    factor: float,
+    most: int = GRID_POINTS,
+    score: str = "accuracy",
 ) -> Curve | None:
     """x, the mean of all runs there, and half the width of the interval; None without looks."""
     points = []
     for record in records:
         known = [
-            (look[field] * factor, look["accuracy"])
+            (look[field] * factor, look[score])
             for look in record.history
-            if look.get(field) is not None and look.get("accuracy") is not None
+            if look.get(field) is not None and look.get(score) is not None
         ]
         if known:
             points.append(np.array(sorted(known)))

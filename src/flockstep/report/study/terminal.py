@@ -90,6 +90,8 @@ def planned_table(plan: Plan, jobs: int) -> Group:
     missing = len([1 for _, is_done, _ in plan.rows if not is_done])
     whole = plan.seconds(jobs)
     told = "nobody can tell how long" if whole is None else f"about {shown_duration(whole)}"
+    if plan.may_end_early and whole is not None:
+        told = f"at most {told}, as runs end at their target,"
     lines = [Text(f"{len(plan.rows)} runs, {missing} of them to do: {told} with {jobs} jobs")]
     if len(plan.rows) > MOST_LISTED:
         lines.insert(0, Text(f"and {len(plan.rows) - MOST_LISTED} more runs"))
