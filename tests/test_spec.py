@@ -259,12 +259,12 @@ def test_a_file_of_either_form_is_loaded(tmp_path):
         (
             'measure = "spred"',
             "'measure' must be some of replicas, spread, distance, staleness, time, positions, "
-            "flatness (",
+            "flatness, training (",
         ),
         (
             "measure = 3",
             "'measure' must be some of replicas, spread, distance, staleness, time, positions, "
-            "flatness (g",
+            "flatness, training (g",
         ),
         ('on_failure = "hope"', "'on_failure' must be one of 'stop', 'continue' (got 'hope')"),
         ('device = "moon"', "'device' must be one of 'cpu', 'cuda', 'auto' (got 'moon')"),

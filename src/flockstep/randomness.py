@@ -59,9 +59,7 @@ class Purpose(IntEnum):
     GROUPING = 20  # time: who is in which group of EAWild, drawn anew at each exchange
     PARAMETER_NOISE = 21  # draw: what `flatness` adds to parameters
     PAIRS = 22  # workers: of which the distance is measured; seed 0, the same in every run
-    RECALIBRATION = (
-        23  # what training data draw that are gone through once more; seed 0, always the same
-    )
+    RECALIBRATION = 23  # training data that are gone through once more; seed 0, always the same
     FAULTS = 24  # rank, then 0 or 1: when a simulated worker dies, and when it pauses
     WITHOUT_MEMORY = 25  # call: seeds of a codec for which the caller keeps no memory
     LOSS = 26  # rank, exchanges, ticks, place in the call, attempt: whether a message is lost

@@ -7,6 +7,7 @@ import dataclasses
 from matplotlib.image import imread
 from tests.support.outcomes import made_up_outcome, made_up_study
 
+from flockstep.report.study import for_papers
 from flockstep.report.study.for_papers import lines_drawn, write_picture
 from flockstep.report.study.short_page import short_page
 
@@ -113,3 +114,21 @@ def test_the_picture_draws_training_scores_where_all_looks_have_them(tmp_path):
     write_picture(measured, tmp_path / "known.png")
     write_picture(outcome, tmp_path / "plain.png")
     assert (tmp_path / "known.png").read_bytes() != (tmp_path / "plain.png").read_bytes()
+
+
+def test_a_long_question_fits_over_the_picture(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(for_papers, "save_figure", lambda figure, *_: figures.append(figure))
+    question = "How many words may a question have before it sticks out " * 3 + "on both sides?"
+    outcome = made_up_outcome(made_up_study(question=question), score)
+    ends = {
+        name: dataclasses.replace(record, history=record.history[-1:])
+        for name, record in outcome.records.items()
+    }
+    for each in (outcome, dataclasses.replace(outcome, records=ends)):  # a wide and a narrow one
+        write_picture(each, tmp_path / "page.png")
+    for figure in figures:
+        figure.draw_without_rendering()
+        (title,) = [text for text in figure.texts if text.get_text()]
+        assert title.get_window_extent().width < figure.bbox.width
+        assert title.get_text().replace("\n", " ") == question

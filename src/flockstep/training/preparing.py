@@ -16,6 +16,7 @@ from flockstep.spec import RunSpec
 from flockstep.tasks import Task
 from flockstep.training.board import Board
 from flockstep.training.job import ENDLESS, Job, sampling_of
+from flockstep.training.recalibrating import recalibration_data
 from flockstep.training.sample import sample_of
 
 TRAINING_SAMPLES = 4_096  # on which looks say how well the training data are known
@@ -60,17 +61,12 @@ def prepared(
         trace_limit=trace_limit,
         tells_looks=tells_looks,
         also_measured=also_measured,
-        recalibration=_recalibration_data(spec, task),
+        recalibration=recalibration_data(task.train, spec.recalibrate),
         training_sample=_training_sample(task, (*spec.measure, *also_measured)),
     )
     if not place.is_virtual:
         return job
     return replace(job, board=Board(job, spec.workers))
-
-
-def _recalibration_data(spec: RunSpec, task: Task) -> Any:
-    samples = int(spec.recalibrate)
-    return sample_of(task.train, samples, "recalibrate", "False", samples) if samples else None
 
 
 def _training_sample(task: Task, measure: tuple[str, ...]) -> Any:

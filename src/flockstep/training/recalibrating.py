@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from flockstep.flat import FlatTensors, outside_tensors
 from flockstep.models import recalibrate
 from flockstep.randomness import Purpose, drawing_from
+from flockstep.training.sample import sample_of
 from flockstep.worker import Worker
+
+
+def recalibration_data(train: Any, samples: int) -> Any:
+    """So many of the training samples; None of 0."""
+    return sample_of(train, samples, "recalibrate", "False", samples) if samples else None
 
 
 def with_own_statistics(model: nn.Module, data: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_LINES = 10
+LETTERS_PER_INCH = 8  # of a title, with room to spare
 
 
 def write_markdown(outcome: Outcome, path: Path) -> None:
@@ -84,9 +86,10 @@ def write_picture(outcome: Outcome, path: Path) -> None:
     """
     cells = [each for each in outcome.cells if each.mean is not None]
     lines = lines_drawn(outcome)
-    figure = new_figure(path, "report", 15 if lines else 9, max(3, 1.8 + 0.32 * len(cells)))
+    width = 15 if lines else 9
+    figure = new_figure(path, "report", width, max(3, 1.8 + 0.32 * len(cells)))
     scores, *curves = figure.subplots(1, 1 + len(lines), squeeze=False)[0]
-    figure.suptitle(outcome.study.question)
+    figure.suptitle(textwrap.fill(outcome.study.question, width * LETTERS_PER_INCH))
     _draw_scores(scores, outcome, cells)
     for panel, (score, against) in zip(curves, lines, strict=True):
         _draw_curves(panel, outcome, score, against)
