@@ -161,16 +161,24 @@ def own_tasks(tmp_path, monkeypatch):
     ("task", "name"), [("named", "error_of_mine"), ("told", "perplexity [bits]")]
 )
 def test_a_score_that_is_no_accuracy_is_not_called_so(flockstep, own_tasks, task, name):
-    call = ["run", f"{own_tasks}:{task}", "sync_sgd", *SMALL, "--out", "r"]
+    small = [*SMALL, "--measure", "training"]
+    call = ["run", f"{own_tasks}:{task}", "sync_sgd", *small, "--out", "r"]
     for done in (flockstep(*call), flockstep("show", "r")):
         assert f" test_{name} " in done.stdout
+        assert f" train_{name} " in done.stdout
         assert " 12.5 " in done.stdout
-        said = done.stdout.replace("test_accuracy in result.metrics", "")
+        said = re.sub("(test|train)_accuracy in result.metrics", "", done.stdout)
         assert "accuracy" not in said
     result = fs.load_result("r")
     assert "accuracy" not in repr(result)
     assert f"test {name} 12.5" in repr(result)
     assert result.metrics["test_accuracy"] == result.history[-1]["accuracy"] == 12.5
+
+
+def test_scores_are_told_in_per_cent(flockstep):
+    done = flockstep("run", "digits-mlp", "sync_sgd", *SMALL, "--measure", "training")
+    for name in ("test_accuracy", "train_accuracy"):
+        assert re.search(rf" {name} +[\d.]+%  of the final model", done.stdout)
 
 
 def test_a_score_has_the_name_of_its_function():

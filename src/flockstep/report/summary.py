@@ -24,6 +24,10 @@ PLACES = {
     "torchrun": "workers under torchrun",
     "ray": "workers on Ray",
 }
+SCORES = {
+    "test_accuracy": "of the final model",
+    "train_accuracy": "of the final model, on training data",
+}
 NOTES = {
     "test_loss": "of the final model",
     "train_loss": "mean of the last epoch",
@@ -98,11 +102,11 @@ def metrics_table(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Tabl
 
 def _row(config: Mapping[str, Any], name: str, value: Any) -> tuple[str, str, str]:
     """A metric's name, its value with its unit, and what there is to know of it."""
-    if name == "test_accuracy":
+    if name in SCORES:
         score = config.get("metric_name", "accuracy")
         # Other scores have the key of an accuracy, so that results compare by the same keys.
-        note = "of the final model" if score == "accuracy" else "test_accuracy in result.metrics"
-        return f"test_{score}", shown_score(score, value), note
+        note = SCORES[name] if score == "accuracy" else f"{name} in result.metrics"
+        return name.replace("accuracy", score), shown_score(score, value), note
     if name.startswith("test_replicas"):
         return name, *_of_replicas(config, name, value)
     if name.startswith("test_accuracy_noise"):

@@ -305,10 +305,11 @@ def _result(job: Job, outcomes: list[Any], place: Backend, wall_seconds: float) 
     if job.recalibration is not None and not report["has_reached"]:  # whose look has done that
         with_own_statistics(model, job.recalibration)
     loss, accuracy = job.task.evaluate(model)
-    metrics = {"test_accuracy": accuracy, "test_loss": loss, **report["metrics"], **metrics}
+    scores = {"test_accuracy": accuracy, "test_loss": loss}
     if job.training_sample is not None:
         with drawing_from(Purpose.RECALIBRATION, 0):
-            _, metrics["train_accuracy"] = job.task.evaluate(model, job.training_sample)
+            _, scores["train_accuracy"] = job.task.evaluate(model, job.training_sample)
+    metrics = {**scores, **report["metrics"], **metrics}
     history = _history(job, report, model, metrics)
     if job.spec.target is not None:
         metrics |= _to_target(job, history)

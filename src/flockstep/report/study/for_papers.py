@@ -85,7 +85,7 @@ def write_picture(outcome: Outcome, path: Path) -> None:
     looked at on their way; against steps, if looks have the training data's score beside.
     """
     cells = [each for each in outcome.cells if each.mean is not None]
-    lines = lines_drawn(outcome)
+    lines = _lines_drawn(outcome)
     width = 15 if lines else 9
     figure = new_figure(path, "report", width, max(3, 1.8 + 0.32 * len(cells)))
     scores, *curves = figure.subplots(1, 1 + len(lines), squeeze=False)[0]
@@ -101,7 +101,7 @@ def write_picture(outcome: Outcome, path: Path) -> None:
     save_figure(figure, path, "report")
 
 
-def lines_drawn(outcome: Outcome) -> tuple[tuple[str, str], ...]:
+def _lines_drawn(outcome: Outcome) -> tuple[tuple[str, str], ...]:
     """Which scores are drawn, and against what."""
     looks = [record.history for _, record in outcome.finished if len(record.history) > 1]
     if not looks:
